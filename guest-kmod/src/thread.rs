@@ -265,8 +265,7 @@ impl ThreadPmu {
         Ok(())
     }
 
-    /// What the counters had counted when an overflow was last noticed: counter `index`, and the
-    /// TSC.
+    /// Returns what counter `index` and the TSC had counted when an overflow was last noticed.
     pub fn counted(&self, index: usize) -> (u64, u64) {
         (self.sums.counter.get(index).copied().unwrap_or(0), self.sums.tsc)
     }
@@ -412,7 +411,7 @@ impl ThreadPmu {
         cpu.load_beside(&self.config)
     }
 
-    /// What this thread can carry out of what was asked.
+    /// Returns the request that was asked for, if this thread can carry it out.
     fn feasible<'a>(&self, asked: &'a Result<Request, Errno>) -> Result<&'a Request, Errno> {
         match asked {
             Ok(request) if request.overflows.recorded() && !self.has_ring => Err(Errno::NXIO),
@@ -430,7 +429,8 @@ impl ThreadPmu {
         }
     }
 
-    /// Of the counters that `request` asks for; the sums were `stopped` when they were set last.
+    /// Begins the periods of the counters that `request` asks for. The sums were `stopped` when
+    /// they were set last.
     fn begin_periods(&mut self, request: &Request, stopped: &Sums) {
         let mut before = core::mem::replace(&mut self.overflows, request.overflows);
         before.stop();

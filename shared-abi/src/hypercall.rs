@@ -311,7 +311,7 @@ layout!(HvSamples, "perfctr_hv_samples", 752, {
     16 sample: "struct perfctr_hv_sample" [SAMPLES_MAX],
 });
 
-/// Index in [`HvStats::hook`]: an enrolled vCPU was switched out.
+/// Index in [`HvStats::hook`]: a vCPU with a page was switched out.
 pub const HOOK_SWITCH_FROM: usize = 0;
 /// Index in [`HvStats::hook`]: an enrolled vCPU was switched in.
 pub const HOOK_SWITCH_TO: usize = 1;

@@ -54,7 +54,7 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// Names what is fixed, for people.
+    /// Returns a text for people that names what is fixed.
     pub fn words(&self) -> String {
         let names = self.environment.iter().filter_map(|variable| variable.split('=').next());
         let names: Vec<&str> = names.collect();

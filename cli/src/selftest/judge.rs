@@ -42,7 +42,7 @@ pub enum PromiseName {
 }
 
 impl PromiseName {
-    /// What is promised, and what it means if it does not hold.
+    /// Returns what is promised, and what it means if the promise does not hold.
     pub const fn texts(self) -> [&'static str; 2] {
         match self {
             Self::ExactInstructions => [

@@ -68,13 +68,13 @@ impl CpuWide {
     }
 }
 
-/// A thread gets these counters; see [`Admission::thread_begins`].
+/// Notes that a thread gets these counters; see [`Admission::thread_begins`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_thread_begins(thread: &ThreadObject) -> c_int {
     to_return(ADMISSION.thread_begins(thread.privileged))
 }
 
-/// A thread has lost the counters that it got; see [`Admission::thread_ends`].
+/// Notes that a thread has lost its counters; see [`Admission::thread_ends`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_thread_ends(thread: &ThreadObject) {
     ADMISSION.thread_ends(thread.privileged);
@@ -210,7 +210,7 @@ fn read(state: &mut CpuState) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a descriptor has set and started ends with it.
+/// Stops and forgets the CPUs that a descriptor has set, because it is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_close_cpus(by: u64) {
     // Others' CPUs stay as they are.

@@ -15,9 +15,9 @@ use crate::on_vcpu::{OnThread, OnVcpu, Present};
 use crate::shown::{executing, observer_of};
 use crate::to_return;
 
-/// What an event needs that is opened so; see [`EventConfig::open`].
+/// Finds out what an event needs that is opened with these attributes; see [`EventConfig::open`].
 ///
-/// Also gives the period to begin with, or 0; see [`EventAttr::first_period`].
+/// It also finds the first period, or 0; see [`EventAttr::first_period`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_open(
     attr: &EventAttr,
@@ -28,7 +28,7 @@ pub extern "C" fn perfctr_core_event_open(
     give(out, |caps| EventConfig::open(caps, attr))
 }
 
-/// What one of perf's generic events needs; see [`EventConfig::generic`].
+/// Finds out what one of perf's generic events needs; see [`EventConfig::generic`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_generic(id: u64, out: &mut EventConfig) -> c_int {
     give(out, |caps| EventConfig::generic(caps, id))
@@ -41,7 +41,7 @@ fn give(
     to_return(pmu().and_then(|caps| event(&caps)).map(|event| *out = event))
 }
 
-/// Whether the events of a group can be counted at once; see [`fit`].
+/// Returns whether the events of a group can be counted at once; see [`fit`].
 ///
 /// # Safety
 ///
@@ -52,10 +52,10 @@ pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, coun
     fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
 
-/// An event comes while a thread executes whose counters are `thread`, if it has any; gives the
-/// event's number.
+/// Adds an event, and returns its number.  `thread` are the counters of the thread that executes,
+/// if it has any.
 ///
-/// Where no page is registered in which it may be counted, perf's is; see
+/// If the registered page may not show the event, perf's page is registered in its place; see
 /// [`Vcpu::event_needs_page`](guest_kmod::Vcpu::event_needs_page) and
 /// [`Cpu::add_event`](guest_kmod::Cpu::add_event).
 #[unsafe(no_mangle)]
@@ -85,7 +85,7 @@ pub extern "C" fn perfctr_core_event_add(
     }
 }
 
-/// An event goes; gives for how long it was stalled.
+/// Removes an event, and returns for how long it was stalled.
 ///
 /// See [`Cpu::remove_event`](guest_kmod::Cpu::remove_event) and
 /// [`Vcpu::event_goes`](guest_kmod::Vcpu::event_goes).
@@ -106,7 +106,7 @@ pub extern "C" fn perfctr_core_event_remove(
     stalled
 }
 
-/// An event is to count; see [`Cpu::start_event`](guest_kmod::Cpu::start_event).
+/// Lets an event count; see [`Cpu::start_event`](guest_kmod::Cpu::start_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_start(
     mut vcpu: OnVcpu<'_>,
@@ -117,13 +117,13 @@ pub extern "C" fn perfctr_core_event_start(
     vcpu.cpu().start_event(index, period, left);
 }
 
-/// An event is not to count.
+/// Stops an event.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_stop(mut vcpu: OnVcpu<'_>, index: u32) {
     vcpu.cpu().stop_event(index);
 }
 
-/// What an event has counted since this was last asked; see
+/// Returns what an event has counted since this was called last; see
 /// [`Cpu::progress_of_event`](guest_kmod::Cpu::progress_of_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_progress(
@@ -135,19 +135,19 @@ pub extern "C" fn perfctr_core_event_progress(
     *out = vcpu.cpu().progress_of_event(index, now);
 }
 
-/// One bit for each event that has overflowed.
+/// Returns one bit for each event that has overflowed.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_overflowed(mut vcpu: OnVcpu<'_>) -> u32 {
     vcpu.cpu().overflowed_events()
 }
 
-/// How many periods have passed of an event that has overflowed; another one begins.
+/// Returns how many periods of an event that has overflowed have passed, and begins the next one.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_next_period(mut vcpu: OnVcpu<'_>, index: u32) -> u64 {
     vcpu.cpu().next_period_of_event(index)
 }
 
-/// Whose registers the sample of an event gets; see
+/// Returns which registers the sample of an event gets; see
 /// [`Cpu::registers_of_event`](guest_kmod::Cpu::registers_of_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_registers(
@@ -158,14 +158,14 @@ pub extern "C" fn perfctr_core_event_registers(
     vcpu.cpu().registers_of_event(index, interrupted)
 }
 
-/// perf disables its PMU.
+/// Does what has to be done when perf disables its PMU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_disable(mut vcpu: OnVcpu<'_>) {
     vcpu.cpu().disable_events();
 }
 
-/// perf enables its PMU, while `thread` executes if it has counters.  Gives whether the thread is
-/// to be told of an overflow.
+/// Does what has to be done when perf enables its PMU.  `thread` are the counters of the thread
+/// that executes, if it has any.  Returns whether to report an overflow to that thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_enable(
     mut vcpu: OnVcpu<'_>,
@@ -175,14 +175,14 @@ pub extern "C" fn perfctr_core_events_enable(
     vcpu.cpu().enable_events(thread.as_mut().map(OnThread::pmu))
 }
 
-/// Whether each event's stall is to be settled; see
+/// Returns whether each event's stall is to be settled; see
 /// [`Cpu::events_are_unsettled`](guest_kmod::Cpu::events_are_unsettled).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_unsettled(mut vcpu: OnVcpu<'_>) -> bool {
     vcpu.cpu().events_are_unsettled()
 }
 
-/// For how long an event was stalled; see
+/// Returns for how long an event was stalled; see
 /// [`Cpu::settle_event`](guest_kmod::Cpu::settle_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_settle(

@@ -52,7 +52,7 @@ use requests::Caller;
 use shown::executing;
 use users::User;
 
-/// No code path leads here: the object is checked not to contain any that does.
+/// This is never called: a check makes sure that nothing in the object calls it.
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -117,7 +117,7 @@ pub struct VcpuObject {
     kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
-    /// What `vcpu` says about what is registered, which others look at, too.
+    /// The part of `vcpu` that says what is registered. Others look at it, too.
     shown: Cell<*const Shown>,
 }
 
@@ -133,7 +133,7 @@ pub struct ThreadObject {
     user: &'static User,
     /// Whether the user's page is to be registered where the thread executes.
     needs_page: Cell<bool>,
-    /// Whether whoever has made these counters may observe the whole system.
+    /// Whether the thread that has made these counters may observe the whole system.
     privileged: bool,
 }
 
@@ -142,7 +142,7 @@ const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>(
 static COUNTING: Counting = Counting::new();
 
 impl ThreadObject {
-    /// Keeps a control that was accepted, and is not to preserve anything if it is made again.
+    /// Keeps a control that was accepted.  If it is set again, it preserves no counts.
     ///
     /// # Safety
     ///
@@ -169,9 +169,9 @@ fn to_return(result: Result<(), Errno>) -> c_int {
 pub const THREAD_BYTES: usize = 1_920;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
-/// Makes a thread object of memory, for the user `uid` of a container, to which C gives its
-/// reference, and which may be the initial one; gives 0, or an error without memory, or if the
-/// `owner`, who answers for the user, has too many users.  See [`ThreadPmu::new`].
+/// Makes a thread object for the user `uid` of a container.  `is_initial` says that this is the
+/// initial container.  The caller passes its reference to the container.  Returns 0, or an error if
+/// there is no memory, or if too many users are charged to `owner`.  See [`ThreadPmu::new`].
 ///
 /// # Safety
 ///
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     0
 }
 
-/// Frees what a thread object has beside its memory.
+/// Frees what belongs to a thread object, but not the object's own memory.
 ///
 /// # Safety
 ///
@@ -222,13 +222,13 @@ pub unsafe extern "C" fn perfctr_core_thread_release(thread: &ThreadObject) {
     thread.user.put();
 }
 
-/// What to tell a thread as C gets it: the signal's number in the high half, 0 for records, and the
-/// counters in the low one; 0 for nothing.
+/// Packs what to report to a thread into a word for C.  The high half is the signal's number, or 0
+/// for records.  The low half has the counters.  The word is 0 if there is nothing to report.
 fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }
 
-/// The thread is switched in, and what that costs is counted.
+/// Does what [`perfctr_core_switch_in`] does, and counts what it costs.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_in_measured(
     mut thread: OnThread<'_>,
@@ -239,14 +239,14 @@ pub extern "C" fn perfctr_core_switch_in_measured(
     pack(pmu.switch_in_measured(page, &mut vcpu.cpu()))
 }
 
-/// The thread is switched out, and what that costs is counted.
+/// Does what [`perfctr_core_switch_out`] does, and counts what it costs.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_out_measured(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) {
     let (pmu, page) = thread.pmu();
     pmu.switch_out_measured(page, &mut vcpu.cpu());
 }
 
-/// The virtual interrupt of an overflow came; see [`ThreadPmu::interrupt`].
+/// Handles the virtual interrupt of an overflow; see [`ThreadPmu::interrupt`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
     let mut cpu = vcpu.cpu();
@@ -258,14 +258,14 @@ pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnV
     pack(signal)
 }
 
-/// A signal could not be sent; see [`ThreadPmu::signal_lost`].
+/// Notes that a signal could not be sent; see [`ThreadPmu::signal_lost`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_signal_lost(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) {
     let (pmu, page) = thread.pmu();
     pmu.signal_lost(page, &mut vcpu.cpu());
 }
 
-/// What to send the thread after an ioctl; see [`ThreadPmu::tell`] and `pack`.
+/// Returns what to report to the thread after an ioctl; see [`ThreadPmu::tell`] and `pack`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_tell(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
     let (pmu, page) = thread.pmu();
@@ -282,9 +282,10 @@ pub extern "C" fn perfctr_core_stop(mut thread: OnThread<'_>, vcpu: OnVcpuOrAsle
     }
 }
 
-/// Whether the thread's counters end now that it executes another program: with rights that its
-/// observers lack (`has_gained_rights`), or one that they may not read, as perf's events do, or as
-/// its control says; see [`ends_at_exec`] and [`Observer::may_see`](guest_kmod::shown::Observer).
+/// Returns whether the thread's counters end now that it executes another program.  They do if the
+/// program has rights that the thread's observers lack (`has_gained_rights`), if they may not read
+/// the program, and if the thread's control says so.  See [`ends_at_exec`] and
+/// [`Observer::may_see`](guest_kmod::shown::Observer).
 ///
 /// # Safety
 ///
@@ -299,7 +300,7 @@ pub unsafe extern "C" fn perfctr_core_ends_at_exec(
     ends_at_exec(unsafe { &*thread.control.get() }, is_guarded)
 }
 
-/// `IOC_READ` by the thread itself; see [`ThreadPmu::read`].
+/// Serves `IOC_READ` of the thread itself; see [`ThreadPmu::read`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_read(
     mut thread: OnThread<'_>,
@@ -309,7 +310,7 @@ pub extern "C" fn perfctr_core_read(
     to_return(thread.pmu().0.read(&vcpu.cpu(), sums))
 }
 
-/// `IOC_READ` by anybody; see [`published`].
+/// Serves `IOC_READ` of anybody; see [`published`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_read_published(thread: &ThreadObject, sums: &mut Sums) -> c_int {
     // SAFETY: the page outlives the object.

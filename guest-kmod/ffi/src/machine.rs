@@ -35,7 +35,7 @@ pub(crate) fn keep_page(page: *const VcpuPage) {
     unsafe { perfctr_glue_keep_page(page) }
 }
 
-/// What the hypervisor has answered when the module was loaded.
+/// What the hypervisor answered when the module was loaded.
 struct Answer(UnsafeCell<Option<HvQuery>>);
 
 // SAFETY: it is written once, in `perfctr_core_handshake`, when nothing else of the module is
@@ -44,11 +44,11 @@ unsafe impl Sync for Answer {}
 
 static ANSWER: Answer = Answer(UnsafeCell::new(None));
 
-/// What the hypervisor has answered when the module was loaded.
+/// Returns what the hypervisor answered when the module was loaded.
 ///
 /// # Errors
 ///
-/// `NODEV` it has answered nothing, so that the module is not loaded.
+/// `NODEV` it has not answered, so the module is not loaded.
 pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
     // SAFETY: nobody writes it any more.
     unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)
@@ -67,8 +67,8 @@ fn ask_again() -> Result<(), Errno> {
     handshake_again(&Host, answer()?)
 }
 
-/// Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
-/// [`first_handshake`].
+/// Asks the hypervisor when the module is loaded.  If the hypervisor refuses, the function also
+/// reports what was found; see [`first_handshake`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake(
     owns_cr4: bool,

@@ -30,7 +30,7 @@ impl<'a> OnVcpu<'a> {
         self.object
     }
 
-    /// The vCPU for the core.
+    /// Returns the vCPU for the core.
     #[inline(always)]
     pub(crate) fn cpu(&mut self) -> Cpu<'_, Linux> {
         let object = self.object;
@@ -77,13 +77,13 @@ impl<'a> OnThread<'a> {
         Self { object, here: PhantomData }
     }
 
-    /// What others may look at, too.
+    /// Returns the object. Others may look at some of its fields, too.
     #[inline(always)]
     pub(crate) const fn object(&self) -> &'a ThreadObject {
         self.object
     }
 
-    /// The counters for the core, and their page.
+    /// Returns the counters for the core, and their page.
     #[inline(always)]
     pub(crate) fn pmu(&mut self) -> (&mut ThreadPmu, &ThreadPage) {
         // SAFETY: whoever has the only right to operate these counters has lent it for as long as
@@ -101,12 +101,12 @@ pub struct Present<'a> {
 }
 
 impl<'a> Present<'a> {
-    /// What others may look at, too.
+    /// Returns the object. Others may look at some of its fields, too.
     pub(crate) const fn object(&self) -> Option<&'a ThreadObject> {
         self.object
     }
 
-    /// The right to operate them.
+    /// Returns the right to operate them.
     #[inline(always)]
     pub(crate) fn on_thread(&mut self) -> Option<OnThread<'_>> {
         // SAFETY: whoever has the only right to operate these counters has lent it for as long as
@@ -124,7 +124,7 @@ pub struct OnVcpuOrAsleep<'a> {
 }
 
 impl<'a> OnVcpuOrAsleep<'a> {
-    /// The vCPU, if there is one.
+    /// Returns the vCPU, if there is one.
     #[inline(always)]
     pub(crate) fn on_vcpu(self) -> Option<OnVcpu<'a>> {
         self.object.map(|object| OnVcpu { object, here: self.here })
@@ -139,7 +139,7 @@ pub(crate) struct Here<'a> {
 
 impl Switch for Here<'_> {
     type Kernel = Linux;
-    /// As `pack` makes it.
+    /// What to report to a thread, as `pack` has made it.
     type Notice = u64;
 
     #[inline(always)]
@@ -159,13 +159,13 @@ impl Switch for Here<'_> {
     }
 }
 
-/// The thread is switched in; gives what to tell it, see `pack`.
+/// Switches the thread in, and returns what to report to it; see `pack`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_in(thread: OnThread<'_>, vcpu: OnVcpu<'_>) -> u64 {
     switch_in(Here { thread, vcpu })
 }
 
-/// The thread is switched out.
+/// Switches the thread out.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_out(thread: OnThread<'_>, vcpu: OnVcpu<'_>) {
     switch_out(Here { thread, vcpu });

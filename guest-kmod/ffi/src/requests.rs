@@ -16,14 +16,15 @@ use crate::on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep};
 use crate::{COUNTING, ThreadObject, from_return, to_return};
 
 unsafe extern "C" {
-    /// Whether the calling thread has a capability; quietly, without a word in the kernel's log.
+    /// Returns whether the calling thread has a capability. If `is_quiet`, the kernel does not log
+    /// a refusal.
     fn perfctr_glue_has_capability(capability: c_int, is_quiet: bool) -> bool;
     fn perfctr_glue_is_locked_down() -> bool;
-    /// 0, or perf's error.
+    /// Returns 0 if perf lets the caller count the kernel, or perf's error.
     fn perfctr_glue_perf_allows_kernel() -> c_int;
 }
 
-/// What C has room for, unit: words.
+/// The size of C's storage for an argument, unit: words.
 pub const ARGUMENT_WORDS: usize = 96;
 const _: () = assert!(ARGUMENT_WORDS * 8 == ARGUMENT_BYTES_MAX);
 
@@ -42,7 +43,8 @@ impl Caller {
         unsafe { perfctr_glue_has_capability(capability, is_quiet) }
     }
 
-    /// Whether it may observe the whole system, asked where nothing is refused if not.
+    /// Returns whether it may observe the whole system.  This is asked only where nothing is
+    /// refused because of the answer.
     pub(super) fn is_privileged() -> bool {
         Self::has(CAP_PERFMON, true) || Self::has(CAP_SYS_ADMIN, true)
     }
@@ -79,11 +81,11 @@ impl Rights for Caller {
 pub struct Admitted {
     /// Unit: bytes that are copied from the caller first.
     bytes_in: u32,
-    /// Unit: bytes that are copied to the caller at last.
+    /// Unit: bytes that are copied to the caller at the end.
     bytes_out: u32,
 }
 
-/// Whether a request may be made; see [`admit`].
+/// Returns 0 if a request may be made, or an error; see [`admit`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_admit(
     number: u32,
@@ -123,7 +125,8 @@ pub unsafe extern "C" fn perfctr_core_judge(
     to_return(machine.and_then(|machine| judge(number, argument, &machine, &Caller)))
 }
 
-/// `IOC_INFO`: what this machine offers. Returns 0, or an error if the module is not loaded.
+/// Serves `IOC_INFO`, which describes this machine. Returns 0, or an error if the module is not
+/// loaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_info(
     vcpus: u32,
@@ -134,7 +137,8 @@ pub extern "C" fn perfctr_core_info(
     to_return(answer().map(|query| *out = info(query, vcpus, cpu_signature, tsc_khz)))
 }
 
-/// `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  Without a vCPU the thread is asleep.
+/// Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  If there is no vCPU, the thread
+/// is asleep.
 ///
 /// # Safety
 ///
@@ -194,7 +198,7 @@ fn go_on(thread: &mut OnThread<'_>, vcpu: Option<OnVcpu<'_>>) -> Result<(), Errn
     }
 }
 
-/// The control that was accepted last.
+/// Returns the control that was accepted last.
 ///
 /// # Safety
 ///
@@ -205,8 +209,8 @@ pub unsafe extern "C" fn perfctr_core_last_control(thread: &ThreadObject, out: &
     *out = unsafe { *thread.control.get() };
 }
 
-/// What a mapping through the descriptor of these counters shows: 1 for the ring, 0 for the
-/// counters, or an error; see [`may_map`].
+/// Decides about a mapping that is made through a descriptor of these counters.  Returns 1 if it
+/// shows the ring, 0 if it shows the counters, or an error; see [`may_map`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_may_map(
     thread: &ThreadObject,
@@ -238,7 +242,7 @@ pub unsafe extern "C" fn perfctr_core_mapped_page(
     }
 }
 
-/// Whether a user may have so many locked pages; see [`may_lock`].
+/// Returns 0 if a user may have so many locked pages, or an error; see [`may_lock`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_may_lock(locked: u64, limit: u64) -> c_int {
     to_return(may_lock(locked, limit, &Caller))

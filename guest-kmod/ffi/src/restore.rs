@@ -8,13 +8,13 @@ use guest_kmod::restore::Restoration;
 use crate::machine::{answer, restored};
 use crate::{Host, VcpuObject};
 
-/// The vCPU can be interrupted from now on; see [`Restoration::begin`].
+/// Notes that the vCPU can be interrupted from now on; see [`Restoration::begin`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restore_begin(vcpu: &VcpuObject) {
     vcpu.kernel.restoration.begin(&Host);
 }
 
-/// The vCPU was interrupted, and executes this; see [`Restoration::interrupted`].
+/// Handles an interrupt of the vCPU that executes this; see [`Restoration::interrupted`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> bool {
     // SAFETY: before a user's page is freed, this field is set to perf's page again, which is freed

@@ -8,7 +8,7 @@ use shared_abi::ring::RingRequest;
 use crate::on_vcpu::OnThread;
 use crate::{ThreadObject, to_return};
 
-/// Where the next record of a ring goes, and what it says.
+/// The place of a ring's next record, and what is written there.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct RingPlace {
@@ -18,11 +18,11 @@ pub struct RingPlace {
     count: u64,
     /// What the TSC had.
     tsc: u64,
-    /// Callers that there is room for.
+    /// Number of callers that have room.
     callers: u32,
 }
 
-/// `IOC_RING`; see [`ThreadPmu::begin_ring`](guest_kmod::ThreadPmu::begin_ring).
+/// Serves `IOC_RING`; see [`ThreadPmu::begin_ring`](guest_kmod::ThreadPmu::begin_ring).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_begin(
     mut thread: OnThread<'_>,
@@ -32,7 +32,7 @@ pub extern "C" fn perfctr_core_ring_begin(
     to_return(thread.pmu().0.begin_ring(ring, request))
 }
 
-/// Whether there is room for a record of this counter, and where.
+/// Returns whether there is room for a record of this counter, and finds the place.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_place(
     mut thread: OnThread<'_>,
@@ -47,20 +47,21 @@ pub extern "C" fn perfctr_core_ring_place(
     true
 }
 
-/// The record is there; see [`Ring::wrote`](guest_kmod::Ring::wrote).
+/// Publishes the record that C has written; see [`Ring::wrote`](guest_kmod::Ring::wrote).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_wrote(mut thread: OnThread<'_>) {
     let ring = &thread.object().ring;
     ring.wrote(thread.pmu().1);
 }
 
-/// `IOC_RING_TAKE`, by anybody; see [`Ring::take`](guest_kmod::Ring::take).
+/// Serves `IOC_RING_TAKE` of anybody; see [`Ring::take`](guest_kmod::Ring::take).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_take(thread: &ThreadObject, taken: u64) -> c_int {
     to_return(thread.ring.take(taken))
 }
 
-/// By anybody; see [`Ring::is_ready`](guest_kmod::Ring::is_ready).
+/// Returns whether there are records to take. Anybody may ask; see
+/// [`Ring::is_ready`](guest_kmod::Ring::is_ready).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_is_ready(thread: &ThreadObject) -> bool {
     thread.ring.is_ready()

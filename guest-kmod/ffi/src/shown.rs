@@ -22,8 +22,7 @@ pub(crate) fn executing() -> Subject {
     subject
 }
 
-/// Returns the observer of a thread that needs its page registered: the thread shows there itself
-/// what it does.
+/// Returns the observer whose page the thread needs registered, or `None` if it needs none.
 pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
     Some(thread.filter(|thread| thread.needs_page.get())?.user.observer.number)
 }
@@ -38,8 +37,8 @@ impl OnVcpu<'_> {
         Ok(())
     }
 
-    /// Registers the page of the user whose counters these are, unless it is registered. If that is
-    /// refused, threads that count here are told why.
+    /// Registers the page of the user whose counters these are, unless it is already registered. If
+    /// that is refused, threads that count here get the error.
     pub(crate) fn show_page_of(&mut self, thread: &ThreadObject) {
         if self.cpu().vcpu.lacks_page_of(&thread.user.observer) {
             let _ = self.show(thread.user);
@@ -83,7 +82,7 @@ impl OnVcpu<'_> {
         }
     }
 
-    /// Notes that the thread that executes has become another subject without a switch; see
+    /// Notes that the rights of the thread that executes have changed without a switch; see
     /// [`Vcpu::become_subject`](guest_kmod::Vcpu::become_subject).
     pub(crate) fn become_subject(&mut self, present: Present<'_>) {
         let subject = executing();
@@ -107,8 +106,9 @@ impl OnVcpu<'_> {
     }
 }
 
-/// Somebody comes to execute in place of `present` who may not see what is registered; or nothing
-/// is, and perf has events there.  `coming` are the counters of the newcomer, if it has any.  See
+/// Does what has to be done before another thread executes in place of `present`.  C calls it if
+/// that thread may not see the registered page, and if no page is registered while perf has events
+/// here.  `coming` are the other thread's counters, if it has any.  See
 /// [`Vcpu::leave_to`](guest_kmod::Vcpu::leave_to).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_leave_to(
@@ -123,7 +123,8 @@ pub extern "C" fn perfctr_core_leave_to(
     vcpu.leave(present, what, next);
 }
 
-/// The thread that executes has become another subject without a switch.
+/// Does what has to be done after the rights of the thread that executes have changed without a
+/// switch.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_become(mut vcpu: OnVcpu<'_>, present: Present<'_>) {
     vcpu.become_subject(present);

@@ -26,7 +26,7 @@ unsafe extern "C" {
 pub(crate) struct User {
     next: Cell<*const User>,
     pub(crate) observer: Observer,
-    /// Who answered for the user when it got its pages.
+    /// The owner to whom the user's pages are charged, as of when the user got them.
     owner: u32,
     counters: UsersCounters,
     /// The user's page of each vCPU, by the vCPU's number. Entries are null only while the user is

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! vCPUs that come and go, as C sees them.
+//! vCPUs that come online and go offline, as C sees them.
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int};
@@ -17,8 +17,8 @@ use crate::observers::new_observer;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::{Linux, VcpuObject, from_return, to_return};
 
-/// Makes a possible vCPU, with a page for perf's events that is not registered; null without
-/// memory.
+/// Makes a possible vCPU, with a page for perf's events that is not registered. Returns null if
+/// there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *mut VcpuObject {
     make(number).unwrap_or(null_mut())
@@ -67,21 +67,22 @@ pub unsafe extern "C" fn perfctr_core_vcpus_free() {
     }
 }
 
-/// The vCPU comes online, or does not because of this error (not 0) with which the interrupt of
-/// overflows was refused; gives 0 or why no thread may count there.
+/// Brings the vCPU online.  If `error` is not 0, the kernel has refused the interrupt of overflows
+/// with it, and the vCPU stays without counters.  Returns 0, or the reason why no thread may count
+/// there.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_online(mut vcpu: OnVcpu<'_>, error: c_int) -> c_int {
     vcpu.object().bound.set(from_return(error));
     to_return(vcpu.come_online())
 }
 
-/// The vCPU goes offline.
+/// Takes the vCPU offline.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_offline(mut vcpu: OnVcpu<'_>) {
     vcpu.go_offline();
 }
 
-/// The machine goes to sleep, and `present` executes on its last vCPU.
+/// Does what has to be done before the machine sleeps.  `present` executes on its last vCPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     vcpu.suspend(&mut present);
@@ -106,7 +107,7 @@ impl OnVcpu<'_> {
         online.inspect_err(|&errno| log(c"nothing can be counted there", errno))
     }
 
-    /// What it counted for the whole CPU ends, too; see
+    /// Takes the vCPU offline, and stops what counts for the whole CPU; see
     /// [`Cpu::go_offline`](guest_kmod::Cpu::go_offline).
     fn go_offline(&mut self) {
         let object = self.object();
@@ -124,7 +125,8 @@ impl OnVcpu<'_> {
         }
     }
 
-    /// The vCPU is a restored machine's: what was registered is not any more, or with another host.
+    /// Does what has to be done after the machine was restored. Nothing is registered with this
+    /// host then.
     pub(crate) fn restore(&mut self) {
         let object = self.object();
         if object.bound.get().is_err() {

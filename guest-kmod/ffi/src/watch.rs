@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The watch of switches as C sees it, and what ends when nobody counts any more.
+//! The watch of switches as C sees it, and what is done when nobody counts any more.
 
 use core::ffi::c_int;
 
@@ -11,14 +11,15 @@ use crate::observers::is_shown;
 use crate::on_vcpu::OnVcpu;
 
 unsafe extern "C" {
-    /// Has the kernel call the module at every switch; 0, or an error.
+    /// Has the kernel call the module at every switch. Returns 0, or an error.
     fn perfctr_glue_watch_begin() -> c_int;
 }
 
 static WATCH: Watch = Watch::new();
 
-/// Somebody may need pages registered from now on, and switches are watched before that; gives 0 or
-/// why they cannot be.  See [`Watch::join`]; C holds its lock of the watch.
+/// Notes that somebody may need registered pages from now on, and has switches watched before.
+/// Returns 0, or an error if they cannot be watched.  C holds its lock of the watch.  See
+/// [`Watch::join`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_join() -> c_int {
     if WATCH.must_begin() {
@@ -42,9 +43,9 @@ pub extern "C" fn perfctr_core_watch_leave() {
 /// Takes pages back that nobody needs.  Returns whether the watch has ended; see [`Watch::end`].  C
 /// holds its lock of the watch.
 ///
-/// With `is_exit` the module is being unloaded, and no vCPU is online any more.  The watch then
-/// ends even if the hypervisor has refused to let a page go: nothing may call the module
-/// afterwards.
+/// If `is_exit` is true, the module is being unloaded, and no vCPU is online any more.  The watch
+/// then ends even if the hypervisor has refused to let a page go, because nothing may call the
+/// module afterwards.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
     if WATCH.may_end() {
@@ -63,7 +64,7 @@ impl OnVcpu<'_> {
     }
 }
 
-/// Whether nobody counts.
+/// Returns whether nobody counts.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_is_idle() -> bool {
     COUNTING.is_idle()

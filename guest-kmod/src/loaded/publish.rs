@@ -93,7 +93,7 @@ impl Publisher {
         page.switches.store(switches, Relaxed);
     }
 
-    /// Publishes how often it was resumed on another vCPU than before.
+    /// Publishes how often the thread was resumed on another vCPU than before.
     pub(crate) fn migrated(&self, page: &ThreadPage, migrations: u64) {
         page.migrations.store(migrations, Relaxed);
     }

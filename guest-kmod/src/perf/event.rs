@@ -200,7 +200,7 @@ impl EventConfig {
         self.fixed & EVNTSEL_OS != 0
     }
 
-    /// Returns whether it counts in any ring.
+    /// Returns whether the event counts in any ring.
     pub(crate) const fn counts(&self) -> bool {
         self.fixed & EVNTSEL_RINGS != 0
     }

@@ -338,8 +338,8 @@ impl Events {
         self.iter().filter(clashes).fold(0, |slots, held| slots | held.slot.bit())
     }
 
-    /// Notes that the page is new: what they need has to be loaded, and until then they are not
-    /// live.
+    /// Notes that the page is new. What the events need has to be loaded, and until then the events
+    /// do not count.
     pub(crate) fn nothing_is_loaded(&mut self) {
         self.changed = true;
     }

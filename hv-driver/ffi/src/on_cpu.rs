@@ -20,14 +20,14 @@ pub struct CpuObject {
     driver: *const Driver,
     number: u32,
     expected: ExpectedInterrupts,
-    /// Those of the counter with which the host samples itself.
+    /// Expected interrupts of the counter with which the host samples itself.
     host_expected: ExpectedInterrupts,
     /// Reached through an [`OnCpu`] only.
     pcpu: UnsafeCell<Pcpu>,
 }
 
 impl CpuObject {
-    /// Of a CPU that the driver has not touched.
+    /// Makes the object of a CPU that the driver has not touched.
     pub(crate) const fn new(driver: *const Driver, number: u32) -> Self {
         let [expected, host_expected] = [ExpectedInterrupts::new(), ExpectedInterrupts::new()];
         Self { driver, number, expected, host_expected, pcpu: UnsafeCell::new(Pcpu::new()) }

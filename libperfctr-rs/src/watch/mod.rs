@@ -243,10 +243,11 @@ impl Watch {
         }
     }
 
-    /// For threads whose heirs each begin with a program: one event more, which never counts and is
-    /// not handed down.  Of a thread and an heir that have the same events the kernel exchanges
-    /// these instead of switching them; the heir's program would begin with the thread's own, which
-    /// is what later heirs are made after, and these would never begin.
+    /// Opens one event more for threads whose children each begin to count with a program.  This
+    /// event never counts, and children do not inherit it.  If a thread and its child have the same
+    /// events, the kernel exchanges the two sets at a switch instead of switching them.  The
+    /// child's program would then start the thread's own events, after which later children's
+    /// events are made, and these would never start.
     fn anchors(&self, event: &Event) -> Result<Vec<PerfEvent>, Error> {
         if !(self.inherit && self.from_exec) {
             return Ok(Vec::new());

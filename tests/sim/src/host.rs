@@ -453,7 +453,8 @@ impl Machine {
         result
     }
 
-    /// Notes that a vCPU has loaded something else, or failed to, or that it has another page.
+    /// Notes that a vCPU has loaded another configuration, that this has failed, or that the vCPU
+    /// has another page.
     fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>) {
         if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON) {
             let before = self.vcpus[index].counts.get();

@@ -43,7 +43,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// What happens before the next step.
+    /// Returns what happens before the next step.
     pub fn choose(&mut self, machine: &Machine, forced: bool) -> Option<Action> {
         let ready = machine.vcpus.iter().all(|vcpu| vcpu.online.get());
         let all = forced || self.preemptions_left > 0 && ready;

@@ -22,7 +22,7 @@ use crate::xen::Xen;
 pub struct Tests<F: 'static> {
     /// Those while vCPUs are left alone.
     pub at_rest: &'static [(&'static str, F)],
-    /// Those while vCPUs are moved between physical CPUs.
+    /// Tests that are run while vCPUs are moved between physical CPUs.
     pub moved: &'static [(&'static str, F)],
     /// Those while the tenant is saved and restored again and again.
     pub saved: &'static [(&'static str, F)],

@@ -62,8 +62,9 @@ fn image(software: &Software, dir: &Path) -> Result<()> {
     sh::output(mkrescue.current_dir(dir)).map(drop)
 }
 
-/// What GRUB does. Xen takes the archive from it; Linux is told where it is, and to use that memory
-/// for nothing else before it has copied the archive.
+/// Returns GRUB's configuration. Xen takes the archive from GRUB. Linux gets the archive's place by
+/// its command line, and must not use that memory for anything else before it has copied the
+/// archive.
 fn menu(software: &Software, initrd: u64) -> String {
     let linux = &software.linux;
     match &software.xen {

@@ -159,7 +159,7 @@ fn by_layer(from_tsc: u64, to_tsc: u64) -> Result<(Value, BTreeMap<String, u64>)
     Ok((profile, layers))
 }
 
-/// In each ring, there are as many samples as periods, and they are of its layers.
+/// The samples of each ring are as many as its periods, and belong to what executes in that ring.
 fn layers(tally: &mut Tally) -> Result<()> {
     for (event, modes, counts) in [
         ("instructions:k", &["hypervisor"][..], [1, 0]),
@@ -382,7 +382,7 @@ fn paused(pause: Duration) -> Result<String> {
     Ok(said)
 }
 
-/// Samples that are not taken in time are counted, and said.
+/// Samples that are not taken in time are counted, and the command reports their number.
 fn loses(tally: &mut Tally) -> Result<()> {
     let said = paused(PAUSE)?;
     let lost = said.lines().find_map(|line| {

@@ -129,8 +129,8 @@ fn a_forked_child_is_told_so() -> Result<()> {
     exact(&witness)
 }
 
-/// In a guest whose kernel says who may execute RDPMC, and not its hypervisor: who has no pages of
-/// its own may not, though its address space began as a copy of one that has.
+/// Where the guest's kernel decides who may execute RDPMC, a process without pages of its own may
+/// not. This holds also if its address space began as a copy of one with pages.
 pub fn a_forked_child_reads_no_counter() -> Result<()> {
     let session = counting()?;
     ensure!(session.read::<1>()?.direct, "the parent itself reads nothing directly");
