@@ -389,11 +389,11 @@ fn wraps(measured: &Measured, samples: &Sampled) -> Promise {
     };
     let Spread { least, most } = judged.surplus;
     let few = SURPLUS_OF_SAMPLE_MAX * judged.number as i64;
-    let right = least >= -few && most <= few && past != Some(false);
+    let is_right = least >= -few && most <= few && past != Some(false);
     let number = judged.number;
     let because =
         format!("{number} wraps, {least} to {most} more than their places say; {past_said}");
-    promise(name, Some(right), because)
+    promise(name, Some(is_right), because)
 }
 
 #[cfg(test)]

@@ -24,14 +24,14 @@ pub fn policy(tally: &mut Tally) -> Result<()> {
     let allowed = Session::open_with(Provider::Paravirt).is_ok();
     tally.check("a domain is forbidden to count, and allowed again", {
         let words = forbidden.unwrap_or_default();
-        let right = words.contains("the host does not let this domain count") && allowed;
-        right.then_some(()).ok_or(format!("{words}; then allowed: {allowed}"))
+        let is_right = words.contains("the host does not let this domain count") && allowed;
+        is_right.then_some(()).ok_or(format!("{words}; then allowed: {allowed}"))
     });
     let absent = run(&["domains", "forbid", "4711"])?;
     let words = String::from_utf8_lossy(&absent.stderr).into_owned();
     tally.check("a domain that is not there is named", {
-        let right = absent.status.code() == Some(125) && words.contains("domain 4711");
-        right.then_some(()).ok_or(words)
+        let is_right = absent.status.code() == Some(125) && words.contains("domain 4711");
+        is_right.then_some(()).ok_or(words)
     });
     Ok(())
 }

@@ -184,10 +184,10 @@ pub fn live(tally: &mut Tally) -> Result<()> {
     let top = first(&threads);
     println!("{threads}");
     tally.check("perfctr top has the busy thread first", {
-        let right = top
+        let is_right = top
             .as_ref()
             .is_some_and(|(tid, count)| *tid == busy.0.id().to_string() && *count > 1_000_000);
-        right.then_some(()).ok_or(format!("{top:?} in\n{threads}"))
+        is_right.then_some(()).ok_or(format!("{top:?} in\n{threads}"))
     });
     let cpus = said(&[&looks[..], &["--cpus"]].concat())?;
     println!("{cpus}");
@@ -197,8 +197,8 @@ pub fn live(tally: &mut Tally) -> Result<()> {
         .collect();
     tally.check("perfctr top has all vCPUs, and what keeps one busy", {
         let expected = vm_tests::threads::cpus()?.len() * 2;
-        let right = counts.len() == expected && counts.iter().any(|&count| count > 1_000_000);
-        right.then_some(()).ok_or(cpus)
+        let is_right = counts.len() == expected && counts.iter().any(|&count| count > 1_000_000);
+        is_right.then_some(()).ok_or(cpus)
     });
     busy.0.kill()?;
     Ok(())

@@ -117,7 +117,7 @@ impl Report {
         // merged, and a period that ends while it stops the counters has no signal.
         let merged = after.growth(before, "overflows_merged")?;
         let lost: u64 = outcomes.iter().map(|outcome| outcome.noted.lost).sum();
-        let right = outcomes.iter().all(|outcome| {
+        let is_right = outcomes.iter().all(|outcome| {
             let untold = outcome.expected.checked_sub(outcome.noted.passed());
             outcome.noted.extra == 0 && untold.is_some_and(|n| n <= 1)
         });
@@ -125,7 +125,7 @@ impl Report {
         let why = format!("{merged} merged, {outcomes:?}");
         self.demand(
             "late overflows are told once, or merged and counted",
-            right && lost == merged,
+            is_right && lost == merged,
             why,
         );
         if each_told {

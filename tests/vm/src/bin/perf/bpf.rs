@@ -42,9 +42,9 @@ pub fn samples(machine: &Machine) -> Result<()> {
     // switch, a thread continues with the part of a period that others have left.
     let edges = switches + machine.cpus.len() as u64;
     let (least, most) = (each / PERIOD - edges, (all - each) / PERIOD + edges);
-    let right = |samples: &u64| (least..=most).contains(samples);
+    let is_right = |samples: &u64| (least..=most).contains(samples);
     ensure!(samples.len() == 2, "{samples:?} samples of threads");
-    ensure!(samples.iter().all(right), "{samples:?}, and not {least} to {most}: {rows:?}");
+    ensure!(samples.iter().all(is_right), "{samples:?}, and not {least} to {most}: {rows:?}");
     println!("bpftrace has seen {samples:?} samples of two threads, of {least} to {most}");
     Ok(())
 }

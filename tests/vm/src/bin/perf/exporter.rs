@@ -88,8 +88,8 @@ pub fn agrees(machine: &Machine) -> Result<()> {
         let exported = second[n].checked_sub(first[n]).context("a counter has gone back")?;
         let most = after[n] - before[n];
         let least = if cpu == busy { LONG_EXECUTED.instructions / 4 } else { 0 };
-        let right = (least..=most).contains(&exported);
-        ensure!(right, "CPU {cpu}: {exported} exported, of {least} to {most}");
+        let is_right = (least..=most).contains(&exported);
+        ensure!(is_right, "CPU {cpu}: {exported} exported, of {least} to {most}");
         println!("the exporter says {exported} of CPU {cpu}, of {least} to {most}");
     }
     Ok(())

@@ -141,8 +141,8 @@ pub fn exact(tally: &mut Tally) -> Result<()> {
     let [instructions, _] = worker.counted(&format!("thread {THREAD}"))?;
     tally.check("so does a thread that it starts then", {
         let known = region(length).instructions();
-        let right = (known..known + known / 10).contains(&instructions);
-        right.then_some(()).ok_or(format!("{instructions} found, {known} and little more expected"))
+        let is_right = (known..known + known / 10).contains(&instructions);
+        is_right.then_some(()).ok_or(format!("{instructions} found, {known} and little more expected"))
     });
     tally.check("it goes on when it is not counted any more", {
         worker.finish().map_err(|error| error.to_string())
@@ -170,8 +170,8 @@ pub fn intervals(tally: &mut Tally) -> Result<()> {
     let absent = Command::new(PERFCTR).args(["stat", "-p", "4194304"]).output()?;
     let said = String::from_utf8_lossy(&absent.stderr).into_owned();
     tally.check("a process that is not there is named", {
-        let right = absent.status.code() == Some(125) && said.contains("process 4194304");
-        right.then_some(()).ok_or(said)
+        let is_right = absent.status.code() == Some(125) && said.contains("process 4194304");
+        is_right.then_some(()).ok_or(said)
     });
     Ok(())
 }
@@ -215,8 +215,8 @@ fn sum_up(tally: &mut Tally, perfctr: &mut Child, what: &str, least: u64) -> Res
     }
     tally.check(&format!("intervals of {what} sum up to the whole"), {
         let sum: u64 = parts.iter().sum();
-        let right = status.success() && whole == [sum] && parts.len() > 1 && sum >= least;
-        right.then_some(()).ok_or(format!("{status}, {parts:?} and {whole:?}, {least} at least"))
+        let is_right = status.success() && whole == [sum] && parts.len() > 1 && sum >= least;
+        is_right.then_some(()).ok_or(format!("{status}, {parts:?} and {whole:?}, {least} at least"))
     });
     Ok(())
 }

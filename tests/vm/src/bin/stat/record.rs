@@ -45,8 +45,8 @@ pub fn functions(tally: &mut Tally) -> Result<()> {
             let periods = region(*length).instructions() as f64 / PERIOD as f64;
             let is_right = |&samples: &u64| (samples as f64 - periods).abs() <= 1.0;
             tally.check(&format!("{thread} has a sample for every period in {function}"), {
-                let right = samples.len() == 1 && samples.iter().all(is_right);
-                right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected"))
+                let is_right = samples.len() == 1 && samples.iter().all(is_right);
+                is_right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected"))
             });
         }
     }
@@ -111,8 +111,8 @@ fn callers(tally: &mut Tally) -> Result<()> {
         let lost: Vec<_> =
             stacks.iter().filter(|line| !line.contains(&inner) || !begins(line)).collect();
         tally.check(&format!("every stack of {function} has all callers"), {
-            let right = lost.is_empty() && stacks.len() > THREADS.len();
-            right.then_some(()).ok_or(format!("of {} stacks these not: {lost:?}", stacks.len()))
+            let is_right = lost.is_empty() && stacks.len() > THREADS.len();
+            is_right.then_some(()).ok_or(format!("of {} stacks these not: {lost:?}", stacks.len()))
         });
     }
     Ok(())
@@ -140,14 +140,14 @@ fn third_party(tally: &mut Tally) -> Result<()> {
     };
     let (samples, expected) = (sorted(&samples), sorted(&periods));
     tally.check("each thread of xz has a sample for every period", {
-        let right = samples.iter().zip(&expected).all(|(one, other)| one.abs_diff(*other) <= 1);
-        right.then_some(()).ok_or(format!("{samples:?} found, {expected:?} expected"))
+        let is_right = samples.iter().zip(&expected).all(|(one, other)| one.abs_diff(*other) <= 1);
+        is_right.then_some(()).ok_or(format!("{samples:?} found, {expected:?} expected"))
     });
     // It is not known how often its threads wait for each other.
     let (all, counted) = (periods.iter().sum::<u64>() as f64, counted as f64 / PERIOD as f64);
     tally.check("xz has as many samples as perfctr stat counts periods", {
-        let right = threads.len() >= 3 && (all / counted - 1.0).abs() < 0.05;
-        right.then_some(()).ok_or(format!("{all} of {} found, {counted:.1}", threads.len()))
+        let is_right = threads.len() >= 3 && (all / counted - 1.0).abs() < 0.05;
+        is_right.then_some(()).ok_or(format!("{all} of {} found, {counted:.1}", threads.len()))
     });
     let rows = self::rows("module,symbol")?;
     tally.check("xz is in functions of its library, which have no names", {
@@ -171,8 +171,8 @@ fn compiled(tally: &mut Tally) -> Result<()> {
     tally.check(
         "a function that was compiled at run time has its name and a sample for every period",
         {
-            let right = samples.is_some_and(|samples| (samples as f64 - periods).abs() <= 1.0);
-            right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected: {table}"))
+            let is_right = samples.is_some_and(|samples| (samples as f64 - periods).abs() <= 1.0);
+            is_right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected: {table}"))
         },
     );
     Ok(())
@@ -201,8 +201,8 @@ fn refused(tally: &mut Tally) -> Result<()> {
         let output = Command::new(PERFCTR).args(options).output().context(PERFCTR)?;
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         tally.check(&format!("{name} is refused"), {
-            let right = !output.status.success() && words.contains(said);
-            right.then_some(()).ok_or(format!("{:?}: {words}", output.status))
+            let is_right = !output.status.success() && words.contains(said);
+            is_right.then_some(()).ok_or(format!("{:?}: {words}", output.status))
         });
     }
     Ok(())

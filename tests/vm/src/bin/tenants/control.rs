@@ -213,8 +213,8 @@ pub fn contains_any(said: &Value, words: &[&str]) -> Result<(), String> {
 /// counters.
 pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
     let said = tenant.hear()?;
-    let right = said["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
-    let outcome = if right { Ok(()) } else { Err(said.to_string()) };
+    let is_right = said["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
+    let outcome = if is_right { Ok(()) } else { Err(said.to_string()) };
     tally.check(&format!("{whose} gets {errno}"), outcome);
     let outcome = equal(&said["signal"], &json!(libc::SIGSEGV));
     tally.check(&format!("{whose} cannot execute RDPMC"), outcome);

@@ -134,8 +134,8 @@ pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
 /// Judges what the events have said when the tenant was allowed to count again.
 pub fn allowed(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     let said = tenant.hear()?;
-    let right = said.as_array().is_some_and(|both| both.len() == 2);
-    let outcome = if right { Ok(()) } else { Err(said.to_string()) };
+    let is_right = said.as_array().is_some_and(|both| both.len() == 2);
+    let outcome = if is_right { Ok(()) } else { Err(said.to_string()) };
     tally.check("perf's events count exactly again when it is allowed", outcome);
     Ok(())
 }

@@ -166,8 +166,8 @@ fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     seen.push(kvm.domains()?);
     let allowed = Session::open_with(Provider::Paravirt).is_ok();
     let words = forbidden.unwrap_or_default();
-    let right = words.contains("the host does not let this domain count") && allowed;
-    let outcome = right.then_some(()).ok_or(format!("{words}; then allowed: {allowed}"));
+    let is_right = words.contains("the host does not let this domain count") && allowed;
+    let outcome = is_right.then_some(()).ok_or(format!("{words}; then allowed: {allowed}"));
     tally.check("the host forbids its guest by its name, and allows it again", outcome);
     let expected = [[1, 1], [1, 0], [1, 1]].map(Vec::from);
     tally.check("the host's list says who may count", equal(seen, Vec::from(expected)));
