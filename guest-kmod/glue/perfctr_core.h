@@ -12,7 +12,7 @@
 #define PERFCTR_THREAD_BYTES 1920
 
 /*
- * What C has room for, unit: words.
+ * The size of C's storage for an argument, unit: words.
  */
 #define PERFCTR_ARGUMENT_WORDS 96
 
@@ -215,7 +215,7 @@ struct perfctr_admitted {
    */
   uint32_t bytes_in;
   /*
-   * Unit: bytes that are copied to the caller at last.
+   * Unit: bytes that are copied to the caller at the end.
    */
   uint32_t bytes_out;
 };
@@ -247,7 +247,7 @@ struct perfctr_mapping {
 };
 
 /*
- * Where the next record of a ring goes, and what it says.
+ * The place of a ring's next record, and what is written there.
  */
 struct perfctr_ring_place {
   /*
@@ -263,7 +263,7 @@ struct perfctr_ring_place {
    */
   uint64_t tsc;
   /*
-   * Callers that there is room for.
+   * Number of callers that have room.
    */
   uint32_t callers;
 };
@@ -299,7 +299,7 @@ extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 extern void perfctr_glue_rdpmc(void);
 
 /*
- * Makes a thread object of memory, for the user `uid` of a container, to which C gives its
+ * Makes a thread object for the user `uid` of a container.  `is_initial` says that this is the
  */
 int perfctr_core_thread_init(struct perfctr_core_thread *memory,
                              uint32_t tid,
@@ -309,32 +309,32 @@ int perfctr_core_thread_init(struct perfctr_core_thread *memory,
                              uint32_t owner);
 
 /*
- * Frees what a thread object has beside its memory.
+ * Frees what belongs to a thread object, but not the object's own memory.
  */
 void perfctr_core_thread_release(const struct perfctr_core_thread *thread);
 
 /*
- * The thread is switched in, and what that costs is counted.
+ * Does what perfctr_core_switch_in does, and counts what it costs.
  */
 uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * The thread is switched out, and what that costs is counted.
+ * Does what perfctr_core_switch_out does, and counts what it costs.
  */
 void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * The virtual interrupt of an overflow came; see ThreadPmu::interrupt.
+ * Handles the virtual interrupt of an overflow; see ThreadPmu::interrupt.
  */
 uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
- * A signal could not be sent; see ThreadPmu::signal_lost.
+ * Notes that a signal could not be sent; see ThreadPmu::signal_lost.
  */
 void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * What to send the thread after an ioctl; see ThreadPmu::tell and `pack`.
+ * Returns what to report to the thread after an ioctl; see ThreadPmu::tell and `pack`.
  */
 uint64_t perfctr_core_tell(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
@@ -344,17 +344,17 @@ uint64_t perfctr_core_tell(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 void perfctr_core_stop(perfctr_on_thread thread, perfctr_on_vcpu_or_asleep vcpu);
 
 /*
- * Whether the thread's counters end now that it executes another program: with rights that its
+ * Returns whether the thread's counters end now that it executes another program.  They do if the
  */
 bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool has_gained_rights);
 
 /*
- * `IOC_READ` by the thread itself; see ThreadPmu::read.
+ * Serves `IOC_READ` of the thread itself; see ThreadPmu::read.
  */
 int perfctr_core_read(perfctr_on_thread thread, perfctr_on_vcpu vcpu, struct perfctr_sums *sums);
 
 /*
- * `IOC_READ` by anybody; see published.
+ * Serves `IOC_READ` of anybody; see published.
  */
 int perfctr_core_read_published(const struct perfctr_core_thread *thread,
                                 struct perfctr_sums *sums);
@@ -393,12 +393,12 @@ extern int perfctr_glue_watch(void);
 extern void perfctr_glue_unwatch(void);
 
 /*
- * A thread gets these counters; see Admission::thread_begins.
+ * Notes that a thread gets these counters; see Admission::thread_begins.
  */
 int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
 
 /*
- * A thread has lost the counters that it got; see Admission::thread_ends.
+ * Notes that a thread has lost its counters; see Admission::thread_ends.
  */
 void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
 
@@ -408,29 +408,29 @@ void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
 int perfctr_core_request_of_cpus(uint32_t number, uint64_t by, void *argument);
 
 /*
- * What a descriptor has set and started ends with it.
+ * Stops and forgets the CPUs that a descriptor has set, because it is closed.
  */
 void perfctr_core_close_cpus(uint64_t by);
 
 /*
- * What an event needs that is opened so; see EventConfig::open.
+ * Finds out what an event needs that is opened with these attributes; see EventConfig::open.
  */
 int perfctr_core_event_open(const struct perfctr_event_attr *attr,
                             struct perfctr_event_config *out,
                             uint64_t *first_period);
 
 /*
- * What one of perf's generic events needs; see EventConfig::generic.
+ * Finds out what one of perf's generic events needs; see EventConfig::generic.
  */
 int perfctr_core_event_generic(uint64_t id, struct perfctr_event_config *out);
 
 /*
- * Whether the events of a group can be counted at once; see fit.
+ * Returns whether the events of a group can be counted at once; see fit.
  */
 bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t count);
 
 /*
- * An event comes while a thread executes whose counters are `thread`, if it has any; gives the
+ * Adds an event, and returns its number.  `thread` are the counters of the thread that executes,
  */
 int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            const struct perfctr_event_config *event,
@@ -438,7 +438,7 @@ int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            bool is_wide);
 
 /*
- * An event goes; gives for how long it was stalled.
+ * Removes an event, and returns for how long it was stalled.
  */
 uint64_t perfctr_core_event_remove(perfctr_on_vcpu vcpu,
                                    uint32_t index,
@@ -446,17 +446,17 @@ uint64_t perfctr_core_event_remove(perfctr_on_vcpu vcpu,
                                    bool is_wide);
 
 /*
- * An event is to count; see Cpu::start_event(guest_kmod::Cpu::start_event).
+ * Lets an event count; see Cpu::start_event(guest_kmod::Cpu::start_event).
  */
 void perfctr_core_event_start(perfctr_on_vcpu vcpu, uint32_t index, uint64_t period, int64_t left);
 
 /*
- * An event is not to count.
+ * Stops an event.
  */
 void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
- * What an event has counted since this was last asked; see
+ * Returns what an event has counted since this was called last; see
  */
 void perfctr_core_event_progress(perfctr_on_vcpu vcpu,
                                  uint32_t index,
@@ -464,39 +464,39 @@ void perfctr_core_event_progress(perfctr_on_vcpu vcpu,
                                  struct perfctr_progress *out);
 
 /*
- * One bit for each event that has overflowed.
+ * Returns one bit for each event that has overflowed.
  */
 uint32_t perfctr_core_events_overflowed(perfctr_on_vcpu vcpu);
 
 /*
- * How many periods have passed of an event that has overflowed; another one begins.
+ * Returns how many periods of an event that has overflowed have passed, and begins the next one.
  */
 uint64_t perfctr_core_event_next_period(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
- * Whose registers the sample of an event gets; see
+ * Returns which registers the sample of an event gets; see
  */
 enum perfctr_registers perfctr_core_event_registers(perfctr_on_vcpu vcpu,
                                                     uint32_t index,
                                                     struct perfctr_hv_place *interrupted);
 
 /*
- * perf disables its PMU.
+ * Does what has to be done when perf disables its PMU.
  */
 void perfctr_core_events_disable(perfctr_on_vcpu vcpu);
 
 /*
- * perf enables its PMU, while `thread` executes if it has counters.  Gives whether the thread is
+ * Does what has to be done when perf enables its PMU.  `thread` are the counters of the thread
  */
 bool perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
 
 /*
- * Whether each event's stall is to be settled; see
+ * Returns whether each event's stall is to be settled; see
  */
 bool perfctr_core_events_unsettled(perfctr_on_vcpu vcpu);
 
 /*
- * For how long an event was stalled; see
+ * Returns for how long an event was stalled; see
  */
 uint64_t perfctr_core_event_settle(perfctr_on_vcpu vcpu,
                                    uint32_t index,
@@ -514,7 +514,7 @@ extern void perfctr_glue_log(const char *what, int error);
 extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 
 /*
- * Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
+ * Asks the hypervisor when the module is loaded.  If the hypervisor refuses, the function also
  */
 int perfctr_core_handshake(bool owns_cr4, bool lends_cr4, uint32_t cpus, const char **found);
 
@@ -544,29 +544,29 @@ extern void *perfctr_glue_alloc_page(void);
 const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * The thread is switched in; gives what to tell it, see `pack`.
+ * Switches the thread in, and returns what to report to it; see `pack`.
  */
 uint64_t perfctr_core_switch_in(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * The thread is switched out.
+ * Switches the thread out.
  */
 void perfctr_core_switch_out(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Whether the calling thread has a capability; quietly, without a word in the kernel's log.
+ * Returns whether the calling thread has a capability. If `is_quiet`, the kernel does not log
  */
 extern bool perfctr_glue_has_capability(int capability, bool is_quiet);
 
 extern bool perfctr_glue_is_locked_down(void);
 
 /*
- * 0, or perf's error.
+ * Returns 0 if perf lets the caller count the kernel, or perf's error.
  */
 extern int perfctr_glue_perf_allows_kernel(void);
 
 /*
- * Whether a request may be made; see admit.
+ * Returns 0 if a request may be made, or an error; see admit.
  */
 int perfctr_core_admit(uint32_t number,
                        bool is_writable,
@@ -585,7 +585,7 @@ int perfctr_core_judge(uint32_t number,
                        uint32_t cpus);
 
 /*
- * `IOC_INFO`: what this machine offers. Returns 0, or an error if the module is not loaded.
+ * Serves `IOC_INFO`, which describes this machine. Returns 0, or an error if the module is not
  */
 int perfctr_core_info(uint32_t vcpus,
                       uint32_t cpu_signature,
@@ -593,7 +593,7 @@ int perfctr_core_info(uint32_t vcpus,
                       struct perfctr_info_arg *out);
 
 /*
- * `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  Without a vCPU the thread is asleep.
+ * Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  If there is no vCPU, the thread
  */
 int perfctr_core_operate(perfctr_on_thread thread,
                          perfctr_on_vcpu_or_asleep vcpu,
@@ -601,13 +601,13 @@ int perfctr_core_operate(perfctr_on_thread thread,
                          const struct perfctr_control_arg *control);
 
 /*
- * The control that was accepted last.
+ * Returns the control that was accepted last.
  */
 void perfctr_core_last_control(const struct perfctr_core_thread *thread,
                                struct perfctr_control_arg *out);
 
 /*
- * What a mapping through the descriptor of these counters shows: 1 for the ring, 0 for the
+ * Decides about a mapping that is made through a descriptor of these counters.  Returns 1 if it
  */
 int perfctr_core_may_map(const struct perfctr_core_thread *thread,
                          const struct perfctr_mapping *wanted,
@@ -620,17 +620,17 @@ int perfctr_core_may_map(const struct perfctr_core_thread *thread,
 const void *perfctr_core_mapped_page(const struct perfctr_core_thread *thread, uint32_t index);
 
 /*
- * Whether a user may have so many locked pages; see may_lock.
+ * Returns 0 if a user may have so many locked pages, or an error; see may_lock.
  */
 int perfctr_core_may_lock(uint64_t locked, uint64_t limit);
 
 /*
- * The vCPU can be interrupted from now on; see Restoration::begin.
+ * Notes that the vCPU can be interrupted from now on; see Restoration::begin.
  */
 void perfctr_core_restore_begin(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * The vCPU was interrupted, and executes this; see Restoration::interrupted.
+ * Handles an interrupt of the vCPU that executes this; see Restoration::interrupted.
  */
 bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
 
@@ -645,29 +645,29 @@ bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
 void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
+ * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
 int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_request *request);
 
 /*
- * Whether there is room for a record of this counter, and where.
+ * Returns whether there is room for a record of this counter, and finds the place.
  */
 bool perfctr_core_ring_place(perfctr_on_thread thread,
                              uint32_t counter,
                              struct perfctr_ring_place *out);
 
 /*
- * The record is there; see Ring::wrote(guest_kmod::Ring::wrote).
+ * Publishes the record that C has written; see Ring::wrote(guest_kmod::Ring::wrote).
  */
 void perfctr_core_ring_wrote(perfctr_on_thread thread);
 
 /*
- * `IOC_RING_TAKE`, by anybody; see Ring::take(guest_kmod::Ring::take).
+ * Serves `IOC_RING_TAKE` of anybody; see Ring::take(guest_kmod::Ring::take).
  */
 int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
 
 /*
- * By anybody; see Ring::is_ready(guest_kmod::Ring::is_ready).
+ * Returns whether there are records to take. Anybody may ask; see
  */
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 
@@ -677,7 +677,7 @@ bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 extern void perfctr_glue_present(struct perfctr_subject *present);
 
 /*
- * Somebody comes to execute in place of `present` who may not see what is registered; or nothing
+ * Does what has to be done before another thread executes in place of `present`.  C calls it if
  */
 void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            perfctr_present present,
@@ -685,7 +685,7 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            const struct perfctr_core_thread *coming);
 
 /*
- * The thread that executes has become another subject without a switch.
+ * Does what has to be done after the rights of the thread that executes have changed without a
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
@@ -710,7 +710,7 @@ extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 void perfctr_core_users_take_back(void);
 
 /*
- * Makes a possible vCPU, with a page for perf's events that is not registered; null without
+ * Makes a possible vCPU, with a page for perf's events that is not registered. Returns null if
  */
 struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 
@@ -720,17 +720,17 @@ struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 void perfctr_core_vcpus_free(void);
 
 /*
- * The vCPU comes online, or does not because of this error (not 0) with which the interrupt of
+ * Brings the vCPU online.  If `error` is not 0, the kernel has refused the interrupt of overflows
  */
 int perfctr_core_vcpu_online(perfctr_on_vcpu vcpu, int error);
 
 /*
- * The vCPU goes offline.
+ * Takes the vCPU offline.
  */
 void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
 
 /*
- * The machine goes to sleep, and `present` executes on its last vCPU.
+ * Does what has to be done before the machine sleeps.  `present` executes on its last vCPU.
  */
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 
@@ -740,12 +740,12 @@ void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 
 /*
- * Has the kernel call the module at every switch; 0, or an error.
+ * Has the kernel call the module at every switch. Returns 0, or an error.
  */
 extern int perfctr_glue_watch_begin(void);
 
 /*
- * Somebody may need pages registered from now on, and switches are watched before that; gives 0 or
+ * Notes that somebody may need registered pages from now on, and has switches watched before.
  */
 int perfctr_core_watch_join(void);
 
@@ -760,7 +760,7 @@ void perfctr_core_watch_leave(void);
 bool perfctr_core_watch_end(bool is_exit);
 
 /*
- * Whether nobody counts.
+ * Returns whether nobody counts.
  */
 bool perfctr_core_is_idle(void);
 

@@ -168,13 +168,13 @@ impl Overflows {
         if !self.pending() {
             return None;
         }
-        let told = Signal { number: self.signal, counters: self.pending };
+        let signal = Signal { number: self.signal, counters: self.pending };
         if self.recorded() {
             self.pending = 0;
         } else {
             self.paused = true;
         }
-        Some(told)
+        Some(signal)
     }
 
     /// Lets the counters continue. Returns false if they were not paused.

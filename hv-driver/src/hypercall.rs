@@ -184,8 +184,8 @@ pub fn serve(
 ) -> Result<bool, Errno> {
     match decode(driver, op, bytes)? {
         Request::Query => {
-            let told = answer(driver, caller.is_allowed(), caller.machine());
-            told.write_to(bytes).map_err(|_| Errno::INVAL)?;
+            let query = answer(driver, caller.is_allowed(), caller.machine());
+            query.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
         Request::Register { gfn, observer, goes_on } => {

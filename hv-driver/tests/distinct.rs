@@ -498,28 +498,28 @@ fn a_restored_vcpu_that_may_not_count_does_not() {
 fn the_host_knows_at_each_time_which_counters_interrupt() {
     let mut host = Host::new(&NEHALEM);
     let mut vcpu = host.vcpu_of(1);
-    let told = |host: &Host| host.registers.expected.take();
+    let expected = |host: &Host| host.registers.expected.take();
     let (plain, sampler, other) =
         (counter(0, INSTRUCTIONS), sampling(1, BRANCHES, 1_000), sampling(3, KERNEL, 7_000));
     vcpu.load(&mut host, &[plain]);
-    assert_eq!(told(&host), [], "nothing has sampled, and nothing does");
+    assert_eq!(expected(&host), [], "nothing has sampled, and nothing does");
     for _ in 0..2 {
         vcpu.load(&mut host, &[plain, sampler, other]);
-        assert_eq!(told(&host), [(0b1010, false)]);
+        assert_eq!(expected(&host), [(0b1010, false)]);
         vcpu.out(&mut host);
-        assert_eq!(told(&host), [(0, false)], "it does not execute");
+        assert_eq!(expected(&host), [(0, false)], "it does not execute");
         vcpu.enter(&mut host, Kernel);
-        assert_eq!(told(&host), [(0b1010, false)], "it executes again");
+        assert_eq!(expected(&host), [(0b1010, false)], "it executes again");
         host.registers.retire(1_000);
         vcpu.interrupt(&mut host);
-        assert_eq!(told(&host), [(0b1000, false)], "one has interrupted");
+        assert_eq!(expected(&host), [(0b1000, false)], "one has interrupted");
         vcpu.out(&mut host);
         vcpu.enter(&mut host, Kernel);
-        assert_eq!(told(&host), [(0, false), (0b1000, false)]);
+        assert_eq!(expected(&host), [(0, false), (0b1000, false)]);
         vcpu.load(&mut host, &[plain]);
-        assert_eq!(told(&host), [(0, false)], "none does any more");
+        assert_eq!(expected(&host), [(0, false)], "none does any more");
         vcpu.load(&mut host, &[plain]);
-        assert_eq!(told(&host), []);
+        assert_eq!(expected(&host), []);
     }
 }
 
@@ -528,19 +528,19 @@ fn the_host_knows_at_each_time_which_counters_interrupt() {
 fn the_host_knows_of_an_interrupt_that_may_still_come() {
     let mut host = Host::new(&NEHALEM);
     let mut vcpu = host.vcpu_of(1);
-    let told = |host: &Host| host.registers.expected.take();
+    let expected = |host: &Host| host.registers.expected.take();
     let sampler = sampling(1, BRANCHES, 1_000);
     for _ in 0..2 {
         vcpu.load(&mut host, &[sampler]);
-        told(&host);
+        expected(&host);
         host.registers.retire(1_000);
         vcpu.load(&mut host, &[counter(0, INSTRUCTIONS)]);
-        assert_eq!(told(&host), [(0, true)], "a load has seen it");
+        assert_eq!(expected(&host), [(0, true)], "a load has seen it");
         vcpu.load(&mut host, &[sampler]);
-        told(&host);
+        expected(&host);
         host.registers.retire(1_000);
         assert!(vcpu.out(&mut host));
-        assert_eq!(told(&host), [(0, true)], "a switch has seen it");
+        assert_eq!(expected(&host), [(0, true)], "a switch has seen it");
         vcpu.enter(&mut host, Kernel);
         // So many overflows are not allowed in one window.
         host.registers.clock.set(host.registers.clock.get() + RATE.window_tsc);
@@ -564,8 +564,8 @@ fn the_host_knows_that_a_vcpu_interrupts_no_more() {
         vcpu.load(&mut host, &[sampling(1, BRANCHES, 1_000)]);
         host.registers.expected.take();
         end(&mut vcpu, &mut host);
-        let told = host.registers.expected.take();
+        let expected = host.registers.expected.take();
         // What a vCPU has counted before it is reset is not looked at, so it may have overflowed.
-        assert_eq!(told, [(0, how == "reset")], "{how}");
+        assert_eq!(expected, [(0, how == "reset")], "{how}");
     }
 }

@@ -198,12 +198,12 @@ mod tests {
         device.caps.features = !CAPS_SAMPLING;
         assert_eq!(features(&device), FEATURE_RDTSC | FEATURE_RDPMC, "nor do these");
         device.caps.features = CAPS_SAMPLING;
-        let told = info(&device);
-        assert_eq!(told.cpu_features, FEATURE_RDTSC | FEATURE_RDPMC | FEATURE_PCINT);
-        assert_eq!((told.cpu_khz, told.tsc_to_cpu_mult), (2_400_017, 1));
-        assert_eq!((told.cpu_type, told.abi_version), (INTEL_NHLM, ABI_VERSION));
+        let facts = info(&device);
+        assert_eq!(facts.cpu_features, FEATURE_RDTSC | FEATURE_RDPMC | FEATURE_PCINT);
+        assert_eq!((facts.cpu_khz, facts.tsc_to_cpu_mult), (2_400_017, 1));
+        assert_eq!((facts.cpu_type, facts.abi_version), (INTEL_NHLM, ABI_VERSION));
         let version = env!("CARGO_PKG_VERSION").as_bytes();
-        assert!(told.driver_version.starts_with(version));
+        assert!(facts.driver_version.starts_with(version));
     }
 
     #[test]

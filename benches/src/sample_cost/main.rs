@@ -59,10 +59,10 @@ fn main() -> Result<()> {
     }
     if module {
         system_call("libperfctr", stack::perfctr_four)?;
-        let told = sample("libperfctr, a signal for each", stack::perfctr)?;
-        ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
-        let told = sample("libperfctr, records in a ring", stack::perfctr_records)?;
-        ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
+        let taken = sample("libperfctr, a signal for each", stack::perfctr)?;
+        ensure!(taken == SAMPLES, "{taken} samples instead of {SAMPLES}");
+        let taken = sample("libperfctr, records in a ring", stack::perfctr_records)?;
+        ensure!(taken == SAMPLES, "{taken} samples instead of {SAMPLES}");
         sample_each_instruction(
             "libperfctr, a record for each instruction",
             stack::perfctr_records,
@@ -134,12 +134,12 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
 /// number of samples.
 fn execute(stack: Stack, period: u64, region: Region) -> Result<(Tally, u64)> {
     let mut grown = Tally::default();
-    let told = stack(period, &mut || {
+    let taken = stack(period, &mut || {
         let before = Tally::read();
         region.execute(&mut 0);
         grown = Tally::read() - before;
     })?;
-    Ok((grown, told))
+    Ok((grown, taken))
 }
 
 /// Measures what a sample costs if the period is a single instruction of user mode.
@@ -261,8 +261,8 @@ fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
 
 /// Returns by how much the least of each number with counters is more than the least without them.
 /// Schedulers take one of several ways, and keep to it while the threads take turns. Those of Xen
-/// are 1,500 instructions apart. The shortest one is among several attempts with counters, and among
-/// several without them, so the difference leaves it out.
+/// are 1,500 instructions apart. The shortest one is among several attempts with counters, and
+/// among several without them, so that it cancels.
 fn least_with_and_without(
     mut with: impl FnMut() -> Result<PerTime>,
     mut without: impl FnMut() -> Result<PerTime>,

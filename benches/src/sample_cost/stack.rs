@@ -54,12 +54,12 @@ pub fn perfctr_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     session.start_recording(&[Event::INSTRUCTIONS.user().every(period)])?;
     program();
     session.stop()?;
-    let mut told = 0;
+    let mut taken = 0;
     while records.take()?.is_some() {
-        told += 1;
+        taken += 1;
     }
     ensure!(records.lost() == 0, "the ring was too small");
-    Ok(told)
+    Ok(taken)
 }
 
 /// The events of four counters of user mode.

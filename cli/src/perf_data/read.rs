@@ -186,12 +186,12 @@ fn events(file: &[u8], attributes: &[u8], each: u64) -> Result<Vec<Event>> {
             "samples without address or thread found"
         );
     }
-    let told = |field| events.iter().all(|event| event.has(field));
+    let all_have = |field| events.iter().all(|event| event.has(field));
     let alike = || events.iter().all(|event| event.sample_type == events[0].sample_type);
     ensure!(
         events.len() == 1
-            || told(perf::PERF_SAMPLE_IDENTIFIER)
-            || told(perf::PERF_SAMPLE_ID) && alike(),
+            || all_have(perf::PERF_SAMPLE_IDENTIFIER)
+            || all_have(perf::PERF_SAMPLE_ID) && alike(),
         "{} events found whose samples cannot be told apart",
         events.len()
     );

@@ -664,8 +664,8 @@ fn recorded_overflows_pause_nothing() {
     assert_eq!(thread.switch_in(1), RECORD);
     thread.execute(1_000);
     thread.control(&Control::default()).unwrap();
-    let told = machine.on(1, |cpu| thread.pmu.borrow_mut().tell(&thread.page, cpu));
-    assert_eq!(told, RECORD);
+    let signal = machine.on(1, |cpu| thread.pmu.borrow_mut().tell(&thread.page, cpu));
+    assert_eq!(signal, RECORD);
     assert_eq!(thread.pmu.borrow().counted(0), (52_000, 52_000));
 }
 

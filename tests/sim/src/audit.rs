@@ -121,14 +121,16 @@ impl Machine {
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() || failed {
             return;
         }
-        let told = signal.map_or(0, |signal| signal.counters);
+        let reported = signal.map_or(0, |signal| signal.counters);
         // A tracer may stop the counters of a thread after their overflows were noticed.  Their
         // records are written at the end of the thread's next request, where
         // `check_all_recorded` looks, and not where it is switched in.
-        let waits = told == 0 && truth.is_recorded() && !truth.is_counting();
-        if told != truth.untold() && !waits {
+        let waits = reported == 0 && truth.is_recorded() && !truth.is_counting();
+        if reported != truth.untold() && !waits {
             let untold = truth.untold();
-            self.fail(format!("thread {thread} is told of overflows {told:#b}, not {untold:#b}"));
+            self.fail(format!(
+                "thread {thread} is told of overflows {reported:#b}, not {untold:#b}"
+            ));
         }
     }
 
@@ -265,10 +267,10 @@ impl Machine {
         let model = self.guests_model();
         let fixed_width = if model.fixed > 0 { model.fixed_width } else { 0 };
         let caps = &answer.caps;
-        let told = [caps.general, caps.fixed, caps.general_width, caps.fixed_width];
+        let reported = [caps.general, caps.fixed, caps.general_width, caps.fixed_width];
         let truth = [model.general, model.fixed, model.general_width, fixed_width];
-        if told != truth {
-            self.fail(format!("the handshake says {told:?}, not {truth:?}"));
+        if reported != truth {
+            self.fail(format!("the handshake says {reported:?}, not {truth:?}"));
         }
         if answer.features & 2 != u32::from(self.shape.cost) << 1 {
             self.fail(format!("the handshake's features are {:#x}", answer.features));

@@ -158,10 +158,10 @@ impl Machine {
     pub fn admit_thread(&self, thread: usize) -> Result<(), Errno> {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
-        let told = books.admission.thread_begins(own.admin.get());
-        self.check_admitted(thread, "gets counters", told, refusal((), books.started.get()));
-        own.admitted.set(told.is_ok());
-        told
+        let outcome = books.admission.thread_begins(own.admin.get());
+        self.check_admitted(thread, "gets counters", outcome, refusal((), books.started.get()));
+        own.admitted.set(outcome.is_ok());
+        outcome
     }
 
     /// Takes the counters of a thread that ends, and closes its descriptor.
@@ -193,11 +193,11 @@ impl Machine {
             };
             let descriptor = Descriptor { is_writable: true, ..Descriptor::default() };
             let person = Person { is_admin: own.admin.get() };
-            let told = admit(number, descriptor, &person).map(|request| request.number);
+            let outcome = admit(number, descriptor, &person).map(|request| request.number);
             let truth = if own.admin.get() { Ok(number) } else { Err(Errno::PERM) };
-            self.check_admitted(thread, "asks about CPUs", told, truth);
+            self.check_admitted(thread, "asks about CPUs", outcome, truth);
             if self.is_gone()
-                || told.is_err()
+                || outcome.is_err()
                 || self.is_locked(own.domain)
                 || self.domains[own.domain].caps.get().is_none()
             {
@@ -236,9 +236,9 @@ impl Machine {
         let set = self.cpus_set(domain);
         let refused =
             books.started.get() || set > 0 && (books.is_others(by) || self.has_privileged(domain));
-        let told = books.admission.cpus_start(by);
-        self.check_admitted(thread, "starts CPUs", told, refusal(set, refused));
-        if told.is_err() || set == 0 {
+        let outcome = books.admission.cpus_start(by);
+        self.check_admitted(thread, "starts CPUs", outcome, refusal(set, refused));
+        if outcome.is_err() || set == 0 {
             return;
         }
         books.owner.set(Some(by));
@@ -265,9 +265,9 @@ impl Machine {
         let set = self.cpus_set(self.threads[thread].domain) + u32::from(!counted);
         let refused = books.started.get() || books.is_others(by);
         let truth = if samples { Err(Errno::PERM) } else { refusal((true, set), refused) };
-        let told = books.admission.cpu_set(by, &caps, &state, counted);
-        self.check_admitted(thread, "sets a CPU", told, truth);
-        if told.is_err() {
+        let outcome = books.admission.cpu_set(by, &caps, &state, counted);
+        self.check_admitted(thread, "sets a CPU", outcome, truth);
+        if outcome.is_err() {
             return;
         }
         books.owner.set(Some(by));
@@ -449,10 +449,10 @@ impl Machine {
     fn stop_cpu_wide(&self, thread: usize, here: usize) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
-        let told = books.admission.cpus_stop(by);
+        let outcome = books.admission.cpus_stop(by);
         let truth = refusal(books.started.get(), books.is_others(by));
-        self.check_admitted(thread, "stops CPUs", told, truth);
-        if told == Ok(true) {
+        self.check_admitted(thread, "stops CPUs", outcome, truth);
+        if outcome == Ok(true) {
             self.stop_all(domain, here);
         }
     }
@@ -496,8 +496,8 @@ impl Machine {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
         if books.owner.get() != Some(by) {
-            let told = Ok(books.admission.closed(by));
-            return self.check_admitted(thread, "owned CPUs", told, Ok(false));
+            let outcome = Ok(books.admission.closed(by));
+            return self.check_admitted(thread, "owned CPUs", outcome, Ok(false));
         }
         books.closing.set(true);
         self.stop_all(domain, here);

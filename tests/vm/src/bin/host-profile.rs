@@ -167,11 +167,11 @@ fn layers(tally: &mut Tally) -> Result<()> {
         ("instructions", &["hypervisor", "kernel", "user"], [1, 1]),
     ] {
         let period = PERIOD.to_string();
-        let told = said(
+        let report = said(
             record(["-e", event, "-c", &period, "-C", "0", "--", THIS, "--work", WORKED])
                 .stdin(Stdio::null()),
         )?;
-        print!("{told}");
+        print!("{report}");
         let [before, after]: [[u64; 3]; 2] = serde_json::from_slice(&fs::read(WORKED)?)?;
         let executed = [1, 2].map(|n| after[n].wrapping_sub(before[n]));
         let (_, found) = by_layer(before[0], after[0])?;
@@ -188,8 +188,8 @@ fn layers(tally: &mut Tally) -> Result<()> {
         );
         let layers: Vec<&str> = found.keys().map(String::as_str).collect();
         tally.check(&format!("{event} is of its layers"), equal(layers, modes.to_vec()));
-        let told = told.contains("perfctr: lost 0 samples");
-        tally.check(&format!("{event}: it is said that none was lost"), equal(told, true));
+        let report = report.contains("perfctr: lost 0 samples");
+        tally.check(&format!("{event}: it is said that none was lost"), equal(report, true));
     }
     Ok(())
 }
@@ -232,8 +232,8 @@ fn functions(tally: &mut Tally) -> Result<()> {
 
 /// The hypervisor's file is taken if it is that of the running one, and refused by both build-ids.
 fn files(tally: &mut Tally) -> Result<()> {
-    let told = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
-    print!("{told}");
+    let report = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
+    print!("{report}");
     let table = report(&["-s", "layer,module,symbol"])?;
     println!("{table}");
     let from_file = |line: &str| line.contains("hypervisor") && line.contains("xen-syms");
@@ -243,13 +243,13 @@ fn files(tally: &mut Tally) -> Result<()> {
     let running: String = running.iter().map(|byte| format!("{byte:02x}")).collect();
     let error = failed(&mut record(["--xen-syms", PERFCTR, "--", "sleep", "1"]))?;
     print!("{error}");
-    let says =
+    let explains =
         running.len() == 40 && error.contains(&running) && error.contains("found, but the Xen");
-    tally.check("another file is refused by both build-ids", equal(says, true));
+    tally.check("another file is refused by both build-ids", equal(explains, true));
     let error = failed(&mut record(["-C", "7", "--", "sleep", "1"]))?;
     print!("{error}");
-    let says = error.contains("physical CPUs that were named does not exist");
-    tally.check("a physical CPU that is not there is refused", equal(says, true));
+    let explains = error.contains("physical CPUs that were named does not exist");
+    tally.check("a physical CPU that is not there is refused", equal(explains, true));
     Ok(())
 }
 
@@ -428,8 +428,8 @@ fn ends(tally: &mut Tally) -> Result<()> {
 fn refused(tally: &mut Tally) -> Result<()> {
     let error = failed(&mut record(["--", "true"]))?;
     print!("{error}");
-    let says = error.contains("Xen's option `perfctr=profile`");
-    tally.check("a host without the option is refused with what to do", equal(says, true));
+    let explains = error.contains("Xen's option `perfctr=profile`");
+    tally.check("a host without the option is refused with what to do", equal(explains, true));
     tally.check("no profile is left", equal(Path::new(PROFILE).exists(), false));
     Ok(())
 }

@@ -78,15 +78,15 @@ fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     let witness = Witness::new()?;
     tally.check("threads count before", witness.unchanged());
     xen.set_affinity(CONTROL_DOMAIN, MOVED as u32, 1 << UNFIT)?;
-    let told = until(|| witness.unchanged().err());
-    println!("on a physical CPU without counters: {told:?}");
+    let outcome = until(|| witness.unchanged().err());
+    println!("on a physical CPU without counters: {outcome:?}");
     // The page says so, or the kernel, which is asked if the page cannot tell.
-    let told = names(told.as_deref(), &["EPERM", "Operation not permitted"]);
-    tally.check("a physical CPU without counters gives no numbers", told);
+    let outcome = names(outcome.as_deref(), &["EPERM", "Operation not permitted"]);
+    tally.check("a physical CPU without counters gives no numbers", outcome);
     drop(witness);
-    let told = Witness::new().err().map(|error| format!("{error:#}"));
-    println!("a new session there: {told:?}");
-    tally.check("nor to a new session", names(told.as_deref(), &["No such device"]));
+    let outcome = Witness::new().err().map(|error| format!("{error:#}"));
+    println!("a new session there: {outcome:?}");
+    tally.check("nor to a new session", names(outcome.as_deref(), &["No such device"]));
     xen.set_affinity(CONTROL_DOMAIN, MOVED as u32, FIT)?;
     let again = until(|| Witness::new().ok());
     let again = again.map_or(Err("it does not".into()), |witness| witness.unchanged());

@@ -162,12 +162,12 @@ fn prepare(xen: &Xen, cpus: &[usize]) -> Result<Session> {
 
 /// While nobody samples, there is nothing to take or to end, and what is wrong is refused.
 fn nobody(profile: &Profile<'_>, tally: &mut Tally) {
-    let told = (profile.some(CPU).map(drop), profile.stop());
+    let outcome = (profile.some(CPU).map(drop), profile.stop());
     tally.check(
         "while nobody samples there is nothing to take or to end",
-        equal(told, (Err(Refusal::ENXIO), Err(Refusal::ENXIO))),
+        equal(outcome, (Err(Refusal::ENXIO), Err(Refusal::ENXIO))),
     );
-    let told = [
+    let outcome = [
         profile.start(RING_0_ONLY, SHORT - 1, u64::MAX),
         profile.start(RING_0_ONLY, 1 << 40, u64::MAX),
         profile.start(RING_0_ONLY, PERIOD, 0),
@@ -177,7 +177,7 @@ fn nobody(profile: &Profile<'_>, tally: &mut Tally) {
     let expected = [Refusal::EINVAL, Refusal::EINVAL, Refusal::EINVAL, Refusal::EPERM];
     let mut expected: Vec<_> = expected.map(Err).into();
     expected.push(Err(Refusal::EINVAL));
-    tally.check("a profile that is wrong is refused", equal(told.to_vec(), expected));
+    tally.check("a profile that is wrong is refused", equal(outcome.to_vec(), expected));
 }
 
 /// Samples physical CPU 0 while `work` executes there, once for each round.

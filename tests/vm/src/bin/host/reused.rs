@@ -63,8 +63,8 @@ impl Waiting {
         let process = match unsafe { fork()? } {
             ForkResult::Parent { child } => child,
             ForkResult::Child => {
-                let told = to.write_all(&act().to_ne_bytes());
-                while told.is_ok() {
+                let written = to.write_all(&act().to_ne_bytes());
+                while written.is_ok() {
                     // SAFETY: the call takes no argument.
                     unsafe { libc::pause() };
                 }

@@ -245,15 +245,15 @@ fn hostile_consumer() -> Result<()> {
             }
             accepted
         });
-        let told = |session: &Session| {
+        let made = |session: &Session| {
             let page = session.thread_page().expect("not forked");
             page.ring_written.load(Relaxed) + page.ring_lost.load(Relaxed)
         };
         let outcome = (0..20).try_for_each(|_| {
-            let before = told(&session);
+            let before = made(&session);
             let counted = descend(&mut session, PERIOD, DESCENT)?;
             ensure!(counted == quiet, "{counted} counted, {quiet} expected");
-            let records = told(&session) - before;
+            let records = made(&session) - before;
             ensure!(records == quiet / PERIOD, "{records} records of {}", quiet / PERIOD);
             Ok(())
         });

@@ -93,15 +93,15 @@ pub fn limited(_: &Machine) -> Result<()> {
     let mut sampling = sampling(100_003)?;
     sampling.event.refresh(LIMIT)?;
     work();
-    let told = sampling.records().len();
-    ensure!(told == LIMIT, "{told} overflows, {LIMIT} allowed");
+    let taken = sampling.records().len();
+    ensure!(taken == LIMIT, "{taken} overflows, {LIMIT} allowed");
     let count = sampling.event.count()?;
     work();
     ensure!(sampling.event.count()? == count, "the event counts on");
     sampling.event.refresh(1)?;
     work();
-    let told = sampling.records().len();
-    ensure!(told == 1, "{told} overflows after one was allowed");
+    let taken = sampling.records().len();
+    ensure!(taken == 1, "{taken} overflows after one was allowed");
     let all = sampling.event.count()?.checked_div(100_003).context("a period")?;
     ensure!(all == LIMIT as u64 + 1, "{all} periods have passed");
     Ok(())

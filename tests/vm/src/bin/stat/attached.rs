@@ -118,7 +118,7 @@ impl Worker {
 pub fn exact(tally: &mut Tally) -> Result<()> {
     let worker = Worker::start()?;
     let lengths = ORDERS.map(|order| order.parse::<u64>().unwrap_or_default());
-    let apart = 2 * (lengths[1] - lengths[0]);
+    let distance = 2 * (lengths[1] - lengths[0]);
     let pair = |_| -> Result<[u64; 2]> {
         let [short, long] = [worker.counted(ORDERS[0])?, worker.counted(ORDERS[1])?];
         Ok([0, 1].map(|n| long[n].wrapping_sub(short[n])))
@@ -127,7 +127,7 @@ pub fn exact(tally: &mut Tally) -> Result<()> {
     let first = |order| worker.counted_by(&["-t", &worker.pid()], order);
     let [short, long] = [first(ORDERS[0])?, first(ORDERS[1])?];
     tally.check("a thread counts what it executes, without the other one", {
-        equal([0, 1].map(|n| long[n].wrapping_sub(short[n])), [apart, apart / 2])
+        equal([0, 1].map(|n| long[n].wrapping_sub(short[n])), [distance, distance / 2])
     });
     let [everything, _] = worker.counted_by(&["-a"], LONG)?;
     let both = 2 * instructions(LONG)?;
@@ -135,14 +135,16 @@ pub fn exact(tally: &mut Tally) -> Result<()> {
         (everything > both).then_some(()).ok_or(format!("{everything} found, {both} in both"))
     });
     tally.check("a process that runs already counts what its threads execute", {
-        equal(pairs, vec![[2 * apart, apart]; PAIRS])
+        equal(pairs, vec![[2 * distance, distance]; PAIRS])
     });
     let length: u64 = THREAD.parse()?;
     let [instructions, _] = worker.counted(&format!("thread {THREAD}"))?;
     tally.check("so does a thread that it starts then", {
         let known = region(length).instructions();
         let is_right = (known..known + known / 10).contains(&instructions);
-        is_right.then_some(()).ok_or(format!("{instructions} found, {known} and little more expected"))
+        is_right
+            .then_some(())
+            .ok_or(format!("{instructions} found, {known} and little more expected"))
     });
     tally.check("it goes on when it is not counted any more", {
         worker.finish().map_err(|error| error.to_string())

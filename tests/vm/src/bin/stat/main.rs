@@ -128,7 +128,8 @@ fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
     let threads =
         runs.iter().map(|run| command::threads(&run.document)).collect::<Result<Vec<_>>>()?;
     // The first thread waits for the others, and it is not known how often.
-    let apart: Vec<Vec<i64>> = threads[0].iter().zip(&threads[1]).skip(1).map(difference).collect();
+    let distances: Vec<Vec<i64>> =
+        threads[0].iter().zip(&threads[1]).skip(1).map(difference).collect();
     let [short, long] = subject::TREES.map(|tree| subject::work(&tree[1..]));
     let truth = |(short, long): (Executed, Executed)| {
         difference((
@@ -138,7 +139,7 @@ fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
     };
     let expected: Vec<Vec<i64>> = short.into_iter().zip(long).map(truth).collect();
     tally.check("each thread and process that a program starts counts what it executes", {
-        equal(apart, expected)
+        equal(distances, expected)
     });
     for (run, threads) in runs.iter().zip(&threads) {
         let sums = [0, 1].map(|n| threads.iter().map(|counts| counts[n]).sum::<u64>());

@@ -172,7 +172,9 @@ fn compiled(tally: &mut Tally) -> Result<()> {
         "a function that was compiled at run time has its name and a sample for every period",
         {
             let is_right = samples.is_some_and(|samples| (samples as f64 - periods).abs() <= 1.0);
-            is_right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected: {table}"))
+            is_right
+                .then_some(())
+                .ok_or(format!("{samples:?} found, {periods:.2} expected: {table}"))
         },
     );
     Ok(())

@@ -275,8 +275,8 @@ fn perf_periods_lost(periods_passed: u64) -> Result<u64> {
     let mut sampling = Sampling::open(instructions, PERF_PERIOD, Whose::Thread(SELF))?;
     Region { first: periods_passed * PERF_PERIOD, second: 1 }.execute(&mut 0);
     sampling.event.disable()?;
-    let told: u64 = sampling.records().iter().map(periods).sum();
-    Ok((sampling.event.count()? / PERF_PERIOD).abs_diff(told))
+    let taken: u64 = sampling.records().iter().map(periods).sum();
+    Ok((sampling.event.count()? / PERF_PERIOD).abs_diff(taken))
 }
 
 fn periods(record: &Record) -> u64 {

@@ -61,8 +61,8 @@ pub fn run() -> Result<ExitCode> {
     let name = "a process that has got the number of a machine's process does not stand for it";
     tally.check(name, equal(&errors[..], &expected[..]));
     let whose = "a guest of KVM beside one that may not count";
-    let told = beside(&mut tally, &kvm, whose, false)?;
-    let [errno, signal] = told[..] else { anyhow::bail!("the neighbour says {told:?}") };
+    let answer = beside(&mut tally, &kvm, whose, false)?;
+    let [errno, signal] = answer[..] else { anyhow::bail!("the neighbour says {answer:?}") };
     let refused = Errno::from_raw(errno as i32);
     tally.check("a guest of KVM that nobody allows gets EPERM", equal(refused, Errno::EPERM));
     let outcome = equal(signal, libc::SIGSEGV as u64);
@@ -70,9 +70,9 @@ pub fn run() -> Result<ExitCode> {
 
     let clears = kvm.stats()?.residue_clears;
     let whose = "a guest of KVM beside another one that counts";
-    let told = beside(&mut tally, &kvm, whose, true)?;
-    let [regions, error_max, refusals, switches] = told[..] else {
-        anyhow::bail!("the neighbour says {told:?}")
+    let answer = beside(&mut tally, &kvm, whose, true)?;
+    let [regions, error_max, refusals, switches] = answer[..] else {
+        anyhow::bail!("the neighbour says {answer:?}")
     };
     println!("the neighbour: {regions} regions, {switches} switches of its vCPUs");
     tally.check("the other one: counts are exact", equal([error_max, refusals], [0, 0]));
