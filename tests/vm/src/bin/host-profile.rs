@@ -167,11 +167,11 @@ fn layers(tally: &mut Tally) -> Result<()> {
         ("instructions", &["hypervisor", "kernel", "user"], [1, 1]),
     ] {
         let period = PERIOD.to_string();
-        let report = said(
+        let printed = said(
             record(["-e", event, "-c", &period, "-C", "0", "--", THIS, "--work", WORKED])
                 .stdin(Stdio::null()),
         )?;
-        print!("{report}");
+        print!("{printed}");
         let [before, after]: [[u64; 3]; 2] = serde_json::from_slice(&fs::read(WORKED)?)?;
         let executed = [1, 2].map(|n| after[n].wrapping_sub(before[n]));
         let (_, found) = by_layer(before[0], after[0])?;
@@ -188,8 +188,8 @@ fn layers(tally: &mut Tally) -> Result<()> {
         );
         let layers: Vec<&str> = found.keys().map(String::as_str).collect();
         tally.check(&format!("{event} is of its layers"), equal(layers, modes.to_vec()));
-        let report = report.contains("perfctr: lost 0 samples");
-        tally.check(&format!("{event}: it is said that none was lost"), equal(report, true));
+        let none_lost = printed.contains("perfctr: lost 0 samples");
+        tally.check(&format!("{event}: it is said that none was lost"), equal(none_lost, true));
     }
     Ok(())
 }
@@ -232,8 +232,8 @@ fn functions(tally: &mut Tally) -> Result<()> {
 
 /// The hypervisor's file is taken if it is that of the running one, and refused by both build-ids.
 fn files(tally: &mut Tally) -> Result<()> {
-    let report = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
-    print!("{report}");
+    let printed = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
+    print!("{printed}");
     let table = report(&["-s", "layer,module,symbol"])?;
     println!("{table}");
     let from_file = |line: &str| line.contains("hypervisor") && line.contains("xen-syms");
