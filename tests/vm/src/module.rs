@@ -3,11 +3,13 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::process::Command;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use libc::O_NONBLOCK;
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
 use perfctr::{Event, Provider, Session};
@@ -83,14 +85,27 @@ pub fn unload_when_idle() -> Result<(), Errno> {
     unload()
 }
 
-/// Returns the kernel's log since boot.
+/// Returns the kernel's messages since boot, a line for each.
 ///
 /// # Errors
 ///
-/// There is no program `dmesg`.
+/// The caller may not read them.
 pub fn log() -> Result<String> {
-    let said = Command::new("dmesg").output().context("dmesg")?;
-    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+    const FILE: &str = "/dev/kmsg";
+    // Each reading gives one message: its number and time, a semicolon and the text.
+    const MESSAGE_BYTES_MAX: usize = 8192;
+    let mut open = File::options();
+    let mut messages = open.read(true).custom_flags(O_NONBLOCK).open(FILE).context(FILE)?;
+    let (mut log, mut message) = (String::new(), [0; MESSAGE_BYTES_MAX]);
+    loop {
+        match messages.read(&mut message) {
+            Ok(bytes) => log += &String::from_utf8_lossy(&message[..bytes]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(log),
+            // The oldest message has given way to a new one.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            Err(error) => return Err(error).context(FILE),
+        }
+    }
 }
 
 /// Checks that the kernel has complained of nothing, and that the module can be loaded anew.

@@ -3,32 +3,35 @@
 
 use std::process::ExitCode;
 
-/// Counts checks as they are made and prints each.
+/// Keeps checks as they are made, and prints each.
 #[derive(Debug, Default)]
 pub struct Tally {
-    passed: usize,
-    failed: usize,
+    made: Vec<Made>,
 }
+
+/// A check's name, and why it has failed if it has.
+pub type Made = (String, Option<String>);
 
 impl Tally {
     /// Records one check.
     pub fn check(&mut self, name: &str, outcome: Result<(), String>) {
-        match outcome {
-            Ok(()) => {
-                self.passed += 1;
-                println!("ok      {name}");
-            }
-            Err(why) => {
-                self.failed += 1;
-                println!("FAILED  {name}: {why}");
-            }
+        match &outcome {
+            Ok(()) => println!("ok      {name}"),
+            Err(why) => println!("FAILED  {name}: {why}"),
         }
+        self.made.push((name.to_owned(), outcome.err()));
+    }
+
+    /// Returns the checks that were made.
+    pub fn made(&self) -> &[Made] {
+        &self.made
     }
 
     /// Prints the totals; fails if any check did, or if there was none.
     pub fn finish(self) -> ExitCode {
-        println!("{} passed, {} failed", self.passed, self.failed);
-        if self.failed == 0 && self.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        let failed = self.made.iter().filter(|(_, why)| why.is_some()).count();
+        println!("{} passed, {failed} failed", self.made.len() - failed);
+        if failed == 0 && !self.made.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 

@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use super::debug_kernel;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 
 /// The version in Debian 12, which is the usual one.
 pub const USUAL: &str = "6.1";
+/// The same version, built so that it watches itself.
+pub const DEBUG: &str = "6.1-debug";
 
 /// A kernel image with its modules.
 pub struct Kernel {
@@ -29,11 +32,21 @@ pub struct Kernel {
     pub boot_image: PathBuf,
     /// The directory `/lib/modules/RELEASE/kernel` of its package.
     pub modules: PathBuf,
+    /// Its configuration.
+    pub config: PathBuf,
+    /// The tree that it was built in, if no package has its headers.
+    pub tree: Option<PathBuf>,
     /// The archive of a system with its headers and their compiler, where this machine is not one.
     pub system: Option<PathBuf>,
 }
 
 impl Kernel {
+    /// Returns the file that QEMU boots. It enters an ELF file through the kernel's code for PVH,
+    /// which a kernel with KASAN executes before it has memory for it.
+    pub fn for_qemu(&self) -> &Path {
+        if self.version == DEBUG { &self.boot_image } else { &self.image }
+    }
+
     /// Returns one of its modules, by the path below `modules`. If a kernel does not have it as a
     /// module, it is built in or a part of another module.
     pub fn module(&self, name: &str) -> Result<Option<Vec<u8>>> {
@@ -91,6 +104,9 @@ fn recipe(version: &str) -> Result<(Recipe, String)> {
 /// Gets the kernel of this version, or Debian 12's own.
 pub fn of(version: Option<&str>) -> Result<Kernel> {
     let Some(version) = version.filter(|version| *version != USUAL) else { return kernel() };
+    if version == DEBUG {
+        return debug();
+    }
     let (recipe, text) = recipe(version)?;
     let key = Key::new("linux of another release 1").text(&text);
     let dir = cache::artefact(&format!("linux-{version}"), key, |dir| foreign(&recipe, dir))?;
@@ -179,6 +195,22 @@ pub fn kernel() -> Result<Kernel> {
     found(USUAL, &dir, None)
 }
 
+/// Builds the usual kernel so that it watches itself.
+fn debug() -> Result<Kernel> {
+    let debians = kernel()?;
+    let key = Key::new("debug kernel 1").text(&debians.release);
+    let key = key.text(&debug_kernel::CHECKS.join(" ")).text(debug_kernel::LEFT_OUT);
+    let dir = cache::artefact("debug-kernel", key, |dir| {
+        let archive = fetch_source(&debians, dir)?;
+        debug_kernel::build(&archive, &debians.config, dir)?;
+        fs::remove_file(archive)?;
+        let release = fs::read_to_string(dir.join("release"))?;
+        decompress(&boot_image(dir, &release)?, &dir.join("vmlinux"))
+    })?;
+    let tree = dir.join(debug_kernel::TREE);
+    Ok(Kernel { config: tree.join(".config"), tree: Some(tree), ..found(DEBUG, &dir, None)? })
+}
+
 fn found(version: &str, dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {
     let release = fs::read_to_string(dir.join("release"))?;
     Ok(Kernel {
@@ -186,6 +218,8 @@ fn found(version: &str, dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {
         image: dir.join("vmlinux"),
         boot_image: boot_image(dir, &release)?,
         modules: modules_dir(dir).join(&release).join("kernel"),
+        config: dir.join(format!("boot/config-{release}")),
+        tree: None,
         release,
         system,
     })
@@ -215,6 +249,9 @@ fn decompress(image: &Path, vmlinux: &Path) -> Result<()> {
 
 /// Installs the headers that match `kernel` and returns their directory.
 pub fn headers(kernel: &Kernel) -> Result<PathBuf> {
+    if let Some(tree) = &kernel.tree {
+        return Ok(tree.clone());
+    }
     let package = format!("linux-headers-{}", kernel.release);
     apt::install(&[&package, "make", "gcc", "libc6-dev"], "building the kernel module")?;
     Ok(Path::new("/usr/src").join(package))

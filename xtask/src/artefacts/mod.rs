@@ -7,6 +7,7 @@ pub mod c_library;
 pub mod command;
 pub mod counts;
 pub mod debian;
+mod debug_kernel;
 pub mod emulators;
 pub mod faults;
 pub mod glue;

@@ -46,5 +46,5 @@ pub fn every(
 /// Returns the kernel's arguments.
 pub fn linux_args(spec: &Spec) -> String {
     let system = if spec.system.is_some() { SYSTEM_ARGS } else { "" };
-    format!("{} {LINUX_ARGS} {system}", spec.topology.linux)
+    format!("{LINUX_ARGS} {system} {}", spec.topology.linux)
 }

@@ -78,7 +78,7 @@ pub fn layer(
         let content = fs::read(guest::programs(package)?.join(program))?;
         archive.file(&format!("{GUEST}/{program}"), 0o755, &content)?;
     }
-    archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&guests.image)?)?;
+    archive.file(&format!("{GUEST}/kernel"), 0o644, &fs::read(guests.for_qemu())?)?;
     archive.file(&format!("{GUEST}/initrd"), 0o644, initrd)?;
     archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;
     let mut beside = vec![
@@ -95,7 +95,7 @@ pub fn layer(
 
 /// Returns the command that runs the guest.
 fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
-    let [vmlinux, initrd] = ["vmlinux", "initrd"].map(|file| format!("/{GUEST}/{file}"));
+    let [kernel, initrd] = ["kernel", "initrd"].map(|file| format!("/{GUEST}/{file}"));
     let mut argv = vec!["qemu-system-x86_64".to_owned()];
     // This gives vCPUs' threads names, by which the disturber finds them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
@@ -108,7 +108,7 @@ fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     argv.extend(["-chardev".to_owned(), asked]);
     argv.extend(["-device", "virtserialport,chardev=asked,name=host"].map(str::to_owned));
     argv.extend(["-smp".to_owned(), host.vcpus.to_string()]);
-    argv.extend(["-kernel".to_owned(), vmlinux, "-initrd".to_owned(), initrd]);
+    argv.extend(["-kernel".to_owned(), kernel, "-initrd".to_owned(), initrd]);
     argv.extend(["-append".to_owned(), hardware::linux_args(spec)]);
     argv
 }

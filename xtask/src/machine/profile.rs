@@ -47,6 +47,8 @@ pub struct Topology {
     pub last_cpu: Option<String>,
     /// Memory in MiB, to which room for the copied files is added.
     pub memory_mib: u64,
+    /// The version of the guest's kernel, if it is not Debian 12's.
+    pub linux_version: Option<String>,
     /// The guest kernel's arguments.
     pub linux: String,
     /// Whether time advances by instructions, 1 ns each, with one host thread for all CPUs. Costs

@@ -38,7 +38,7 @@ impl Software {
             guest.extend(&layer);
             layer = host::layer(host, spec, &kernel, &guest, layer.len() as u64 >> 20)?;
             kernel = host::kernel(host)?;
-            linux = format!("{} {LINUX_ARGS}", host.linux);
+            linux = format!("{LINUX_ARGS} {}", host.linux);
         }
         if topology.emulator == Emulator::Bochs {
             layer.extend(initramfs::io_ports()?);

@@ -55,9 +55,10 @@ impl Spec {
         name: &str,
         command: impl IntoIterator<Item = S>,
     ) -> Result<Self> {
+        let topology = Topology::named(name)?;
         Ok(Self {
-            topology: Topology::named(name)?,
-            linux: None,
+            linux: topology.linux_version.clone(),
+            topology,
             module: true,
             module_args: String::new(),
             system: None,

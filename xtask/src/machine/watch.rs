@@ -37,11 +37,12 @@ const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 const CRASH_TRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 
-/// Texts that the console shows when the guest or the hypervisor cannot go on.
+/// Texts that the console shows when the guest or the hypervisor cannot go on, or should not.
 const CRASHES: &[&str] = &[
     "Kernel panic",
     "Oops:",
     "BUG:",
+    "] WARNING: ",
     "Panic on CPU",
     "Xen BUG at",
     "Domain 0 crashed",
@@ -352,6 +353,7 @@ mod tests {
             "[    3.1] Kernel panic - not syncing: sysrq triggered crash",
             "(XEN) Hardware Dom0 crashed: rebooting machine in 5 seconds.",
             "(XEN) Panic on CPU 1:",
+            "[    9.5] WARNING: possible circular locking dependency detected",
         ] {
             let console = format!("(XEN) Dom0 has maximum 4 VCPUs\n{line}\nmore\n");
             assert_eq!(crash_in(&console).as_deref(), Some(line));

@@ -46,7 +46,8 @@ fn driver_off() -> Result<Spec> {
 pub fn refusals(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/refusals"])?;
     if spec.topology.kvm.is_some() {
-        let call = guest::test_modules(&kernel::kernel()?)?.join("call.ko");
+        let kernel = kernel::of(spec.linux.as_deref())?;
+        let call = guest::test_modules(&kernel)?.join("call.ko");
         spec.files.push((call, "/usr/lib/perfctr/call.ko".into()));
     } else {
         // The command is refused as the hypercalls are.

@@ -123,7 +123,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(features) = &args.cpu {
         spec.topology.cpu.push_str(&format!(",{features}"));
     }
-    spec.linux = args.linux;
+    spec.linux = args.linux.or(spec.linux);
     if let Some(flavour) = args.xen {
         spec.hypervisor()?.flavour = flavour;
     }

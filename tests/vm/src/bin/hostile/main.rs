@@ -13,6 +13,7 @@ mod programs;
 mod ptrace;
 mod shown;
 mod signals;
+mod tenant;
 mod tracee;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ use clap::{Parser, Subcommand};
 use vm_tests::module;
 use vm_tests::region;
 use vm_tests::tally::Tally;
+use vm_tests::toolstack::Kind;
 
 /// Tests what hostile users can do.
 #[derive(Debug, Parser)]
@@ -51,6 +53,13 @@ enum Role {
     Work,
     /// Reads all counters without permission.
     Rdpmc,
+    /// Creates a tenant of Xen in which users do all this.
+    Control {
+        /// How it is virtualised.
+        kind: Kind,
+    },
+    /// Is the first program of this tenant.
+    Tenant,
 }
 
 /// A named test.
@@ -81,6 +90,8 @@ fn main() -> Result<ExitCode> {
             policy::say_counters();
             return Ok(ExitCode::SUCCESS);
         }
+        Some(Role::Control { kind }) => return tenant::control(kind),
+        Some(Role::Tenant) => return tenant::run(),
         None => {}
     }
     let wanted = |name| options.only.is_empty() || options.only.iter().any(|only| only == name);
@@ -90,9 +101,7 @@ fn main() -> Result<ExitCode> {
     for &(name, check) in CHECKS {
         if wanted(name) {
             let start = Instant::now();
-            check(&mut tally)?;
-            let left = module::reload_unharmed().map_err(|error| format!("{error:#}"));
-            tally.check(&format!("{name}: nothing is left behind"), left);
+            make(name, check, &mut tally)?;
             println!("{name} took {:.1} s", start.elapsed().as_secs_f64());
         }
     }
@@ -101,4 +110,12 @@ fn main() -> Result<ExitCode> {
         policy::lockdown(&mut tally)?;
     }
     Ok(tally.finish())
+}
+
+/// Makes the checks of one kind, and one more: that nothing is left of what they did.
+fn make(kind: &str, check: fn(&mut Tally) -> Result<()>, tally: &mut Tally) -> Result<()> {
+    check(tally)?;
+    let left = module::reload_unharmed().map_err(|error| format!("{error:#}"));
+    tally.check(&format!("{kind}: nothing is left behind"), left);
+    Ok(())
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::sys::wait::{WaitStatus, waitpid};
 use perfctr::{Event, Provider, Session};
@@ -94,18 +94,23 @@ fn most_moved(act: impl FnOnce() -> Result<()>, code: i32) -> Result<u64> {
     forwards.max().context("nothing is counted")
 }
 
-/// Checks that a program of the user's own is seen this way.
+/// Checks that a program of the user's own can be seen this way. If its vCPU is switched meanwhile,
+/// a part of what it executes is in the page's sum and the rest in the counter.
 fn own_is_seen() -> Result<()> {
-    let moved = most_moved(
-        || {
+    const TRIES: usize = 10;
+    let executed = SECRET.instructions();
+    let mut most = 0;
+    for _ in 0..TRIES {
+        let work = || {
             SECRET.execute(&mut 0);
             Ok(())
-        },
-        0,
-    )?;
-    let executed = SECRET.instructions();
-    ensure!(moved >= executed, "{moved} events are seen of {executed}");
-    Ok(())
+        };
+        most = most.max(most_moved(work, 0)?);
+        if most >= executed {
+            return Ok(());
+        }
+    }
+    bail!("at most {most} events are seen of {executed}, in {TRIES} tries")
 }
 
 fn unseen(path: &'static str) -> Result<()> {

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Builds a kernel of Debian's source that watches itself: it reports accesses to memory that is
+//! not the accessor's (KASAN), orders of locks that can deadlock (lockdep), and what sleeps where
+//! nothing may.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::rootfs::{BOOT_MODULES, XEN_MODULES};
+use crate::tools::apt;
+use crate::tools::cache;
+use crate::tools::sh::{self, cmd};
+
+/// What a kernel is built with.
+const PACKAGES: &[&str] =
+    &["bc", "bison", "build-essential", "flex", "kmod", "libelf-dev", "libssl-dev", "xz-utils"];
+
+/// The checks that are switched on.
+pub const CHECKS: &[&str] = &[
+    "KASAN",
+    "KASAN_GENERIC",
+    "KASAN_OUTLINE",
+    "KASAN_VMALLOC",
+    "PROVE_LOCKING",
+    "DEBUG_ATOMIC_SLEEP",
+    "DEBUG_LIST",
+    "DEBUG_INFO_NONE",
+];
+
+/// What is left out, since no virtual machine has it or since it takes long to build.
+pub const LEFT_OUT: &str = "\
+ACCESSIBILITY CHROME_PLATFORMS CRYPTO_HW DCB DEBUG_INFO_BTF \
+DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT DMADEVICES EDAC ENCRYPTED_KEYS ETHERNET EVM FB \
+FRAMEBUFFER_CONSOLE FUSION GENERIC_PHY HWMON I2C IMA INPUT_MISC INPUT_MOUSE \
+INTEGRITY IOMMU_SUPPORT IPV6 LIVEPATCH MD MEMORY MFD_CORE MICROCODE MPLS MPTCP \
+NETFILTER NETWORK_FILESYSTEMS NET_SCHED NEW_LEDS PCIEAER PM_DEVFREQ POWERCAP \
+POWER_SUPPLY PPS PTP_1588_CLOCK PWM QUOTA REGULATOR SECURITY_APPARMOR \
+SECURITY_SELINUX SECURITY_TOMOYO SPI STAGING SURFACE_PLATFORMS TCG_TPM USB_SUPPORT \
+VGA_SWITCHEROO VHOST_MENU WAN WATCHDOG WIRELESS WLAN X86_PLATFORM_DEVICES ZSWAP";
+
+/// The directory with the source and what was built of it, against which modules are built.
+pub const TREE: &str = "tree";
+
+/// Builds the kernel from Debian's source, which is in `archive`, and from Debian's configuration.
+/// Leaves in `dir` what Debian's packages have: the boot image and the modules.
+pub fn build(archive: &Path, config: &Path, dir: &Path) -> Result<()> {
+    apt::install(PACKAGES, "building a kernel")?;
+    let tree = dir.join(TREE);
+    fs::create_dir_all(&tree)?;
+    let mut tar = cmd("tar", ["--strip-components=1", "--no-same-owner", "-xf"]);
+    sh::output(tar.arg(archive).arg("-C").arg(&tree))?;
+    configure(config, &tree)?;
+    let log = cache::log("debug-kernel")?;
+    sh::step("a kernel that watches itself", || {
+        let targets = ["bzImage", "modules"];
+        let mut make = cmd("make", [&sh::jobs(), "LOCALVERSION="]);
+        sh::logged(make.args(targets).current_dir(&tree), &log)
+    })?;
+    let mut install = cmd("make", ["LOCALVERSION=", "modules_install"]);
+    install.arg(format!("INSTALL_MOD_PATH={}", dir.display())).current_dir(&tree);
+    sh::logged(&mut install, &log)?;
+    let release = fs::read_to_string(tree.join("include/config/kernel.release"))?;
+    let release = release.trim();
+    fs::create_dir_all(dir.join("boot"))?;
+    fs::copy(tree.join("arch/x86/boot/bzImage"), dir.join(format!("boot/vmlinuz-{release}")))?;
+    fs::write(dir.join("release"), release)?;
+    // What builds modules stays.
+    let mut find = cmd("find", [tree.as_os_str()]);
+    find.args(["-type", "f", "-not", "-path", "*/tools/*", "-not", "-path", "*/scripts/*"]);
+    find.args(["(", "-name", "*.[aco]", "-o", "-name", "vmlinux*", ")", "-delete"]);
+    sh::output(&mut find).map(drop)
+}
+
+/// Writes the configuration: Debian's, with the checks, without any module but those that the
+/// testbed loads.
+fn configure(debians: &Path, tree: &Path) -> Result<()> {
+    fs::copy(debians, tree.join(".config")).context("Debian's configuration")?;
+    let mut config = cmd("./scripts/config", ["--set-str", "SYSTEM_TRUSTED_KEYS", ""]);
+    config.args(["--set-str", "LOCALVERSION", "-debug"]);
+    for option in LEFT_OUT.split_whitespace() {
+        config.args(["-d", option]);
+    }
+    for option in CHECKS {
+        config.args(["-e", option]);
+    }
+    sh::output(config.current_dir(tree))?;
+    // As `lsmod` prints them. What KVM selects tells modules of a thread's switches.
+    let mut loaded = String::from("Module Size Used by\nkvm 1 0\n");
+    for module in BOOT_MODULES.iter().chain(XEN_MODULES) {
+        let name = Path::new(module).file_stem().context("a module has a name")?;
+        loaded += &format!("{} 1 0\n", name.to_string_lossy().replace('-', "_"));
+    }
+    fs::write(tree.join("loaded"), loaded)?;
+    // It asks about options that are new, and takes what is usual at the end of its input.
+    let mut make = cmd("sh", ["-c", "yes '' | make LSMOD=loaded localmodconfig"]);
+    sh::logged(make.current_dir(tree), &cache::log("debug-kernel")?)?;
+    let written = fs::read_to_string(tree.join(".config"))?;
+    for option in CHECKS {
+        let line = format!("CONFIG_{option}=y");
+        ensure!(written.lines().any(|found| found == line), "the kernel would not have {line}");
+    }
+    Ok(())
+}
