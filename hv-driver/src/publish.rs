@@ -107,14 +107,9 @@ impl Publisher {
 /// Publishes everything but the slots.  The caller has begun a write.
 #[inline(always)]
 pub(crate) fn state(page: &VcpuPage, now: &State) {
-    page.flags.store(now.flags(), Relaxed);
-    page.loaded.store(now.loaded, Relaxed);
-    page.tsc_sum.store(now.tsc_sum, Relaxed);
-    page.tsc_start.store(now.tsc_start, Relaxed);
+    switched_out(page, now);
+    switched_in(page, now);
     page.generation.store(now.generation, Relaxed);
-    page.switches.store(now.switches, Relaxed);
-    page.migrations.store(now.migrations, Relaxed);
-    page.overflows.store(now.overflows, Relaxed);
     page.throttled.store(now.throttled, Relaxed);
 }
 
