@@ -43,7 +43,8 @@ pub fn every(
     all
 }
 
-/// Returns the kernel's arguments.
+/// Returns the kernel's arguments. Those of the topology are the last ones, which count if an
+/// argument is given twice.
 pub fn linux_args(spec: &Spec) -> String {
     let system = if spec.system.is_some() { SYSTEM_ARGS } else { "" };
     format!("{LINUX_ARGS} {system} {}", spec.topology.linux)

@@ -40,11 +40,10 @@ const OTHER: u32 = 1;
 /// The host's instructions (event C0H): in ring 0, in the other rings, in both.
 const RING_0_ONLY: u64 = 0x42_00c0;
 const OUTSIDE_ONLY: u64 = 0x41_00c0;
-
-/// A kernel executes at least so many instructions from an entry to its return to user mode, so
-/// that at most one in so many samples is of the return.
-const KERNEL_MIN: u64 = 100;
 const BOTH: u64 = 0x43_00c0;
+/// A kernel executes at least so many instructions from an entry to its return to user mode. So at
+/// most one in so many of its samples is of the instruction that returns.
+const KERNEL_MIN: u64 = 100;
 /// Events between two samples.
 const PERIOD: u64 = 100_000;
 const SHORT: u64 = 10_000;
