@@ -41,16 +41,16 @@ impl Clock {
     fn ticks_per_second(&self) -> u64 {
         let ns = self.at.elapsed().as_nanos().max(1);
         let ticks = Hardware.clock().wrapping_sub(self.tsc);
-        u64::try_from(u128::from(ticks) * NS / ns).unwrap_or(u64::MAX).max(1)
+        u64::try_from(u128::from(ticks) * NS_PER_SECOND / ns).unwrap_or(u64::MAX).max(1)
     }
 }
 
-/// Unit: ns.
-const NS: u128 = 1_000_000_000;
+const NS_PER_SECOND: u128 = 1_000_000_000;
 
 /// Returns the time of so many ticks. Unit: ns.
 fn time(ticks: u64, per_second: u64) -> u64 {
-    u64::try_from(u128::from(ticks) * NS / u128::from(per_second.max(1))).unwrap_or(u64::MAX)
+    u64::try_from(u128::from(ticks) * NS_PER_SECOND / u128::from(per_second.max(1)))
+        .unwrap_or(u64::MAX)
 }
 
 /// Collects the samples of a host.
@@ -128,7 +128,7 @@ impl Collector {
     /// Adds one sample.
     pub fn add(&mut self, sample: &HostSample) {
         let ticks = sample.tsc.saturating_sub(self.clock.tsc);
-        let module = Some(self.modules.of(sample));
+        let module = Some(self.modules.index_of(sample));
         let frame = Frame { module, address: sample.ip };
         let Self { samples, profile, .. } = self;
         let thread = samples.thread(profile, sample.domain, sample.vcpu, String::new);
@@ -196,7 +196,7 @@ impl Modules {
     }
 
     /// Returns the index of a sample's module.
-    fn of(&mut self, sample: &HostSample) -> u32 {
+    fn index_of(&mut self, sample: &HostSample) -> u32 {
         let place = match sample.mode {
             // It is the same for all domains.
             Mode::Hypervisor => (Layer::Hypervisor, 0),

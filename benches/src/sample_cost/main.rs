@@ -259,10 +259,11 @@ fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
     Ok(())
 }
 
-/// Returns by how much the least of each number with counters is more than the least without them.
-/// Schedulers take one of several ways, and keep to it while the threads take turns. Those of Xen
-/// are 1,500 instructions apart. The shortest one is among several attempts with counters, and
-/// among several without them, so that it cancels.
+/// Makes several attempts with counters, and as many without. Returns how much more the least of
+/// the former is than the least of the latter, for each number.
+///
+/// A scheduler takes one of several ways, and keeps to it during an attempt. Xen's ways differ by
+/// 1,500 instructions. The least attempt of each side has the shortest way, so the ways cancel.
 fn least_with_and_without(
     mut with: impl FnMut() -> Result<PerTime>,
     mut without: impl FnMut() -> Result<PerTime>,

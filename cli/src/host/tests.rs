@@ -97,7 +97,7 @@ fn the_names_of_domains_are_asked_for_when_one_is_new() {
 fn other_domains_are_known_by_their_numbers_only() {
     let mut modules = Modules::new(hypervisor());
     for mode in [Mode::Kernel, Mode::User] {
-        modules.of(&sample(mode, 3, 0, 0x20));
+        modules.index_of(&sample(mode, 3, 0, 0x20));
     }
     let named = modules.named(&profile());
     let named: Vec<_> = named.iter().map(|module| (&*module.path, module.layer)).collect();

@@ -42,8 +42,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let names = [&before, &after].map(|profile| symbols::name(profile, |text| tell(text)));
     let profiles = [(&before, &*names[0]), (&after, &*names[1])];
     // Both profiles have these columns.
-    let keys = Key::of(&options.sort, &before)?;
-    print(&text(profiles, &Key::of(&keys, &after)?))?;
+    let keys = Key::columns(&options.sort, &before)?;
+    print(&text(profiles, &Key::columns(&keys, &after)?))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -67,7 +67,7 @@ pub enum Key {
 
 impl Key {
     /// Returns the columns of a table of this profile, which are these if there are any.
-    pub fn of(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
+    pub fn columns(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
         let is_host = profile.host.is_some();
         if keys.is_empty() {
             let usual = [Self::Layer, Self::Domain, Self::Symbol];
@@ -156,7 +156,7 @@ pub fn events(profiles: &[Profile]) -> String {
 
 /// Returns what is for people.
 fn text(options: &Options, profile: &Profile) -> Result<String> {
-    let keys = Key::of(&options.sort, profile)?;
+    let keys = Key::columns(&options.sort, profile)?;
     let names = symbols::name(profile, |text| tell(text));
     let graph = options.call_graph.then(|| graph::tree(profile, &names));
     Ok(table::table(profile, &names, &keys) + &graph.unwrap_or_default())
@@ -383,10 +383,10 @@ mod tests {
     #[test]
     fn columns_of_hosts_are_refused_for_programs() {
         let [host, program] = [of_host().0, profile().0];
-        assert_eq!(Key::of(&[], &program).unwrap(), [Key::Symbol]);
-        assert_eq!(Key::of(&[], &host).unwrap(), [Key::Layer, Key::Domain, Key::Symbol]);
-        assert_eq!(Key::of(&[Key::Cpu], &host).unwrap(), [Key::Cpu]);
-        let error = Key::of(&[Key::Symbol, Key::Domain], &program).unwrap_err().to_string();
+        assert_eq!(Key::columns(&[], &program).unwrap(), [Key::Symbol]);
+        assert_eq!(Key::columns(&[], &host).unwrap(), [Key::Layer, Key::Domain, Key::Symbol]);
+        assert_eq!(Key::columns(&[Key::Cpu], &host).unwrap(), [Key::Cpu]);
+        let error = Key::columns(&[Key::Symbol, Key::Domain], &program).unwrap_err().to_string();
         assert!(error.starts_with("the column domain is one of hosts' profiles"), "{error}");
     }
 

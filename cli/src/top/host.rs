@@ -45,7 +45,7 @@ impl View {
 
     fn new(mut collector: Collector, keys: &[Key]) -> Result<Self> {
         let profile = collector.profile();
-        let keys = Key::of(keys, &profile)?;
+        let keys = Key::columns(keys, &profile)?;
         Ok(Self { collector, wanted: keys.clone(), keys, profile, names: Vec::new() })
     }
 }

@@ -243,11 +243,11 @@ impl Watch {
         }
     }
 
-    /// Opens one event more for threads whose children each begin to count with a program.  This
-    /// event never counts, and children do not inherit it.  If a thread and its child have the same
-    /// events, the kernel exchanges the two sets at a switch instead of switching them.  The
-    /// child's program would then start the thread's own events, after which later children's
-    /// events are made, and these would never start.
+    /// Opens one further event for threads whose children begin to count when they execute a
+    /// program.  It never counts, and children do not inherit it.  So a thread and its child never
+    /// have the same events.  If they had, the kernel would exchange the two sets at a switch
+    /// instead of switching them.  A child that executes a program would then start its parent's
+    /// events.  Later children inherit copies of those, and their copies would never start.
     fn anchors(&self, event: &Event) -> Result<Vec<PerfEvent>, Error> {
         if !(self.inherit && self.from_exec) {
             return Ok(Vec::new());

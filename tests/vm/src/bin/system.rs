@@ -472,12 +472,13 @@ fn in_tenant(evntsel: u64, found: &Found, domain: u32, code: &Value) -> Result<(
     equal(modes.into_keys().collect::<Vec<_>>(), expected)
 }
 
-/// Compares the samples in the kernels of guests that have a ring 0 of their own with what these
-/// have executed there.
+/// Compares the number of samples in the kernels of PVH and HVM guests with the periods that these
+/// kernels have executed, by the emulator.
 ///
-/// The counter counts the hypervisor as well, so the kernels have their share of the samples as far
-/// as these are spread evenly. Three standard deviations of as many samples at random are allowed.
-/// What follows a sample has none, so the kernels have its share, too.
+/// The counter counts the hypervisor as well, so it is chance whether a period ends in a kernel or
+/// there. The number may be off by three standard deviations of as many independent samples. No
+/// period ends in the first [`FOLLOWING`] instructions after a sample, which are the hypervisor's.
+/// These periods end in a kernel instead, so there may be that many samples more.
 fn share(found: &Found) -> Result<(), String> {
     let samples = found.samples.iter().filter(|sample| sample.mode == PLACE_KERNEL).count() as u64;
     let [least, most] = [found.certainly, found.perhaps].map(|executed| executed[2] / PERIOD);

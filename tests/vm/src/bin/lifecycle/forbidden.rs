@@ -22,12 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn forbidden_at_once(rounds: u32, host: &dyn Host) -> Result<()> {
     let before = threads()?;
     for _ in 0..rounds {
-        let told = forbid_while_reading(host);
+        let errors = forbid_while_reading(host);
         host.allow(true)?;
-        for told in told? {
+        for error in errors? {
             // The page says so, or the kernel, which is asked if the page cannot tell.
-            let is_named = told.contains("EPERM") || told.contains("Operation not permitted");
-            ensure!(is_named, "a thread is told {told}");
+            let is_named = error.contains("EPERM") || error.contains("Operation not permitted");
+            ensure!(is_named, "a thread gets the error {error}");
         }
         elsewhere(|| exact(&Witness::new()?)).context("after the domain is allowed again")?;
     }
@@ -54,12 +54,12 @@ fn forbid_while_reading(host: &dyn Host) -> Result<Vec<String>> {
         // This ends all readers, also those that have not begun.
         let done = host.allow(false);
         forbidden.store(true, SeqCst);
-        let told = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));
-        let told = told.collect();
+        let errors = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));
+        let errors = errors.collect();
         run_on(SELF, &cpus)?;
         done?;
         ensure!(began == others.len(), "{began} of {} have begun to read", others.len());
-        told
+        errors
     })
 }
 
