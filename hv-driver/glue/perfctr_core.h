@@ -9,12 +9,12 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 240
+#define PERFCTR_DRIVER_BYTES 264
 
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 552
+#define PERFCTR_CPU_BYTES 576
 
 /*
  * Bytes of storage of a vCPU with a page.
@@ -30,6 +30,11 @@
  * Bytes of storage of a physical CPU's samples, all zeroes at first.
  */
 #define PERFCTR_RING_BYTES 131104
+
+/*
+ * Bytes of a vCPU's account, all zeroes at first.
+ */
+#define PERFCTR_ACCOUNT_BYTES 32
 
 /*
  * Bytes of the largest argument of a hypercall.
@@ -100,6 +105,11 @@ typedef enum perfctr_rings perfctr_rings;
 #else
 typedef uint32_t perfctr_rings;
 #endif // __STDC_VERSION__ >= 202311L
+
+/*
+ * The account of one virtual CPU.
+ */
+struct perfctr_core_vcpu_account;
 
 /*
  * A physical CPU as C holds it.
@@ -205,6 +215,10 @@ struct perfctr_options {
    */
   bool profile;
   /*
+   * See Settings::accounts.
+   */
+  bool accounts;
+  /*
    * Number of overflows that a vCPU may have in each millisecond.
    */
   uint32_t overflows_per_ms;
@@ -238,7 +252,7 @@ struct perfctr_host_facts {
    */
   bool owns_all;
   /*
-   * Whether the glue can sample the host.
+   * Whether the glue can sample the host, and account what its vCPUs execute.
    */
   bool can_profile;
 };
@@ -486,6 +500,45 @@ int perfctr_core_take_samples(const struct perfctr_core_driver *driver,
                               struct perfctr_hv_samples *samples);
 
 /*
+ * Adds what was counted on this physical CPU to the account of its current vCPU.
+ */
+bool perfctr_core_account(const struct perfctr_core_cpu *cpu,
+                          const struct perfctr_core_vcpu_account *current,
+                          perfctr_rings rings);
+
+/*
+ * A guest with these `rings` goes on next on this physical CPU.
+ */
+void perfctr_core_account_next(const struct perfctr_core_cpu *cpu, perfctr_rings rings);
+
+/*
+ * Begins to account an event; returns 0 or a negative error number.  C holds its lock.
+ */
+int perfctr_core_begin_accounts(const struct perfctr_core_driver *driver,
+                                const struct perfctr_hv_accounting *accounting);
+
+/*
+ * Ends the accounting; returns whether there was one.  C holds its lock.
+ */
+bool perfctr_core_end_accounts(const struct perfctr_core_driver *driver);
+
+/*
+ * Begins an answer; returns a negative error number, or whether all CPUs are to account first.
+ */
+int perfctr_core_wants_accounts(const struct perfctr_core_driver *driver,
+                                struct perfctr_hv_accounts *answer);
+
+/*
+ * Adds a vCPU's account to the answer, if it is asked for; returns whether there is room for more.
+ */
+bool perfctr_core_add_account(const struct perfctr_core_driver *driver,
+                              struct perfctr_hv_accounts *answer,
+                              const struct perfctr_core_vcpu_account *account,
+                              uint32_t domain,
+                              uint32_t vcpu,
+                              perfctr_rings rings);
+
+/*
  * Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
  */
 void perfctr_core_close_gate(const struct perfctr_core_cpu *cpu);
@@ -603,5 +656,20 @@ extern int perfctr_glue_profile_read(uint32_t cpu, struct perfctr_hv_samples *sa
  * Ends sampling; returns 0 or a negative error number.
  */
 extern int perfctr_glue_profile_stop(void);
+
+/*
+ * Begins to account an event on all physical CPUs; returns 0 or a negative error number.
+ */
+extern int perfctr_glue_accounts_start(const struct perfctr_hv_accounting *accounting);
+
+/*
+ * Calls `perfctr_core_add_account` for each vCPU, in the order of domains and vCPUs.
+ */
+extern int perfctr_glue_accounts_read(struct perfctr_hv_accounts *answer);
+
+/*
+ * Ends the accounting; returns 0 or a negative error number.
+ */
+extern int perfctr_glue_accounts_stop(void);
 
 #endif  /* PERFCTR_CORE_H */

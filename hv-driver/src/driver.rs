@@ -4,12 +4,22 @@
 use shared_abi::caps::{CAPS_ALL_EVENTS, VENDOR_AMD};
 use shared_abi::{PhysSlot, PmuCaps};
 
+use crate::account::Session;
 use crate::arch::{self, Identity, Readable, Refusal, Registers};
 use crate::guest::{Gate, Rings};
 use crate::hal::Pmu;
 use crate::lease::Lease;
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
+
+/// The counters with which the host accounts events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccountSlots {
+    /// Counts what guests execute.
+    pub guest: PhysSlot,
+    /// Counts what the hypervisor executes.
+    pub hypervisor: PhysSlot,
+}
 
 /// The driver's settings, fixed at boot.
 #[derive(Debug)]
@@ -24,6 +34,10 @@ pub struct Driver {
     pub profile: Option<PhysSlot>,
     /// Until when it samples.
     pub(crate) lease: Lease,
+    /// The general counters with which the host accounts events, taken from the guests.
+    pub accounts: Option<AccountSlots>,
+    /// What it accounts, and until when.
+    pub(crate) session: Session,
     /// The limit on how often a vCPU is interrupted.
     pub rate: Rate,
     /// The boot CPU's identity, with which every other CPU's is compared.
@@ -42,13 +56,19 @@ pub struct Driver {
     enabled: u32,
 }
 
+impl AccountSlots {
+    const fn both(self) -> [PhysSlot; 2] {
+        [self.guest, self.hypervisor]
+    }
+}
+
 impl Driver {
     /// Creates the driver at boot, or says why it stays off.
     ///
     /// # Errors
     ///
-    /// Says that the PMU is not usable, or that measuring the cost or sampling the host would leave
-    /// guests no general counter.
+    /// Says that the PMU is not usable, or that what the host counts itself would leave guests no
+    /// general counter.
     pub fn new(identity: &Identity, settings: &Settings) -> Result<Self, Refusal> {
         let (mut caps, mut registers) = identity.pmu()?;
         if settings.all_events {
@@ -70,7 +90,11 @@ impl Driver {
             }
         };
         let (cost, profile) = (take(settings.measure_cost)?, take(settings.profile)?);
-        let own = cost.into_iter().chain(profile).fold(0, |mask, slot| mask | slot.bit());
+        let accounts = take(settings.accounts)?.zip(take(settings.accounts)?);
+        let accounts = accounts.map(|(guest, hypervisor)| AccountSlots { guest, hypervisor });
+        let own = cost.into_iter().chain(profile);
+        let own = own.chain(accounts.into_iter().flat_map(AccountSlots::both));
+        let own = own.fold(0, |mask, slot| mask | slot.bit());
         let enabled = caps.slots() | own;
         Ok(Self {
             caps,
@@ -78,6 +102,8 @@ impl Driver {
             cost,
             profile,
             lease: Lease::default(),
+            accounts,
+            session: Session::default(),
             rate: settings.rate,
             boot: *identity,
             all_domains: settings.all_domains,
@@ -110,9 +136,14 @@ impl Driver {
         }
     }
 
-    /// Returns the bit of the counter with which the host samples itself, or 0.
-    pub(crate) fn profile_bit(&self) -> u32 {
-        self.profile.map_or(0, PhysSlot::bit)
+    /// Returns the bits of the counters that are the host's own, and count in guests as well.
+    pub(crate) fn host_bits(&self) -> u32 {
+        self.profile.into_iter().chain(self.account_slots()).fold(0, |bits, slot| bits | slot.bit())
+    }
+
+    /// Iterates over the counters with which the host accounts events.
+    pub(crate) fn account_slots(&self) -> impl Iterator<Item = PhysSlot> {
+        self.accounts.into_iter().flat_map(AccountSlots::both)
     }
 
     /// Returns the index of the counter that counts the driver's own instructions.

@@ -5,9 +5,10 @@
 //! [`serve`], which asks for what; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister,
-    HvSamples, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvDomain, HvLoad, HvPlace, HvProfile,
+    HvQuery, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
+    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -46,6 +47,9 @@ enum Operation {
     ProfileStart,
     ProfileRead,
     ProfileStop,
+    AccountsStart,
+    AccountsRead,
+    AccountsStop,
 }
 
 impl Operation {
@@ -63,6 +67,9 @@ impl Operation {
             OP_PROFILE_START => Self::ProfileStart,
             OP_PROFILE_READ => Self::ProfileRead,
             OP_PROFILE_STOP => Self::ProfileStop,
+            OP_ACCOUNTS_START => Self::AccountsStart,
+            OP_ACCOUNTS_READ => Self::AccountsRead,
+            OP_ACCOUNTS_STOP => Self::AccountsStop,
             _ => return Err(Errno::INVAL),
         })
     }
@@ -76,6 +83,9 @@ impl Operation {
             | Self::Load
             | Self::Stop
             | Self::Place => Permission::Count,
+            Self::AccountsStart | Self::AccountsRead | Self::AccountsStop => {
+                Permission::ControlHost
+            }
             Self::Domain
             | Self::Stats
             | Self::ProfileStart
@@ -156,6 +166,26 @@ pub trait Caller {
     ///
     /// `NXIO` nobody samples.
     fn stop_profile(&mut self) -> Result<(), Errno>;
+    /// Calls [`Driver::begin_accounts`], and has each physical CPU begin.  The event is one that
+    /// the host may count.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` somebody has events accounted.
+    fn start_accounts(&mut self, accounting: &HvAccounting) -> Result<(), Errno>;
+    /// Calls [`Driver::wants_accounts`], has each physical CPU bring its current vCPU's account up
+    /// to date if that says so, and calls [`Driver::add_account`] for each vCPU of the host.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` nobody has events accounted.  Nothing is written then.
+    fn read_accounts(&mut self, accounts: &mut HvAccounts) -> Result<(), Errno>;
+    /// Ends the accounting.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` nobody has events accounted.
+    fn stop_accounts(&mut self) -> Result<(), Errno>;
 }
 
 /// Checks whether the caller may make this hypercall.  The hypervisor calls it before it looks at
@@ -220,6 +250,13 @@ pub fn serve(
             return Ok(true);
         }
         Request::ProfileStop => caller.stop_profile()?,
+        Request::AccountsStart(accounting) => caller.start_accounts(&accounting)?,
+        Request::AccountsRead => {
+            let accounts = HvAccounts::mut_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            caller.read_accounts(accounts)?;
+            return Ok(true);
+        }
+        Request::AccountsStop => caller.stop_accounts()?,
     }
     Ok(false)
 }
@@ -295,6 +332,12 @@ pub enum Request {
     ProfileRead,
     /// Sample no more.
     ProfileStop,
+    /// Account an event.
+    AccountsStart(HvAccounting),
+    /// Fill the argument with accounts.
+    AccountsRead,
+    /// Account no more.
+    AccountsStop,
 }
 
 /// Decodes operation `op` with the argument `bytes`, all of which the caller passed.
@@ -337,6 +380,10 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
             driver.profile.ok_or(Errno::OPNOTSUPP)?;
             decode_profile(driver, operation, bytes)
         }
+        Operation::AccountsStart | Operation::AccountsRead | Operation::AccountsStop => {
+            driver.accounts.ok_or(Errno::OPNOTSUPP)?;
+            decode_accounts(driver, operation, bytes)
+        }
     }
 }
 
@@ -349,6 +396,22 @@ fn decode_profile(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result
         }
         Operation::ProfileRead if bytes.len() == size_of::<HvSamples>() => Ok(Request::ProfileRead),
         Operation::ProfileStop if bytes.is_empty() => Ok(Request::ProfileStop),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn decode_accounts(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {
+    match operation {
+        Operation::AccountsStart => {
+            let accounting = HvAccounting::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            driver.accepts_accounting(&accounting)?;
+            Ok(Request::AccountsStart(accounting))
+        }
+        Operation::AccountsRead => match HvAccounts::ref_from_bytes(bytes) {
+            Ok(asked) if asked.reserved == 0 => Ok(Request::AccountsRead),
+            _ => Err(Errno::INVAL),
+        },
+        Operation::AccountsStop if bytes.is_empty() => Ok(Request::AccountsStop),
         _ => Err(Errno::INVAL),
     }
 }

@@ -14,6 +14,8 @@
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
 //! * [`profile`] samples the host itself, for its administrator, as long as a `lease` lasts.
+//! * [`accounting`] counts what each vCPU executes, and what the hypervisor executes meanwhile, in
+//!   each vCPU's [`Account`].
 //! * [`hal::Pmu`] is the hardware; [`arch`] knows which there is, where its registers are, and what
 //!   they hold.
 //!
@@ -23,6 +25,8 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod account;
+pub mod accounting;
 pub mod arch;
 pub mod demand;
 pub mod driver;
@@ -42,6 +46,7 @@ pub(crate) mod shares;
 pub mod stats;
 pub mod vcpu;
 
+pub use account::Account;
 pub use arch::{Identity, Refusal};
 pub use demand::Demand;
 pub use driver::Driver;

@@ -5,6 +5,7 @@ use shared_abi::PhysSlot;
 use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 
+use crate::account::Accounting;
 use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Identity, Readable, Refusal, Selectors};
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
@@ -39,6 +40,8 @@ pub struct Pcpu {
     dirty: u32,
     /// The owner of all events in the dirty counters.
     owner: Owner,
+    /// What is accounted on this CPU.
+    pub(crate) accounting: Accounting,
     /// What the driver has done on this CPU.
     pub stats: Stats,
 }
@@ -53,6 +56,7 @@ impl Pcpu {
             stopped: 0,
             dirty: 0,
             owner: Owner::STRANGER,
+            accounting: Accounting::NONE,
             stats: Stats::new(),
         }
     }
@@ -141,6 +145,7 @@ impl<P: Pmu> Cpu<'_, P> {
             }
             // From now on the counters hold what others count.
             (self.pcpu.stopped, self.pcpu.dirty) = (0, 0);
+            self.pcpu.accounting = Accounting::NONE;
         }
     }
 
@@ -227,7 +232,8 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Clears every selector, those for guests and those of the driver and of the host.
     fn stop_all(&self) {
         let Driver { caps, registers, cost, profile, .. } = self.driver;
-        for slot in slots_of(caps.slots()).chain(*cost).chain(*profile) {
+        let accounts = self.driver.account_slots();
+        for slot in slots_of(caps.slots()).chain(*cost).chain(*profile).chain(accounts) {
             if let Some(evntsel) = registers.evntsel(slot) {
                 self.pmu.write_register(evntsel, 0);
             }

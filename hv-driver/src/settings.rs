@@ -2,8 +2,8 @@
 //! What the host's administrator asks for: the option `perfctr` of every hypervisor.
 
 /// The syntax of the option, for the console.
-pub const EXPECTED: &str =
-    "on|off[,all][,cost][,events=all][,entries=counted][,profile][,rate=<overflows per ms>]";
+pub const EXPECTED: &str = "on|off[,accounts][,all][,cost][,events=all][,entries=counted][,profile]\
+                            [,rate=<overflows per ms>]";
 
 /// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
 const OVERFLOWS_PER_MS: u32 = 50;
@@ -37,6 +37,9 @@ pub struct Settings {
     pub counts_entries: bool,
     /// Whether a general counter is kept from the guests, with which the host samples itself.
     pub profile: bool,
+    /// Whether two general counters are kept from the guests, with which the host accounts what
+    /// each vCPU executes.
+    pub accounts: bool,
     /// Whether only the driver writes to registers of counters.  This includes counters that
     /// several cores share.
     pub owns_all: bool,
@@ -53,6 +56,7 @@ impl Settings {
             all_domains: false,
             counts_entries: false,
             profile: false,
+            accounts: false,
             owns_all: true,
         }
     }
@@ -66,7 +70,7 @@ pub struct HostFacts {
     pub ticks_per_ms: u64,
     /// See [`Settings::owns_all`].
     pub owns_all: bool,
-    /// Whether the glue can sample the host.
+    /// Whether the glue can sample the host, and account what its vCPUs execute.
     pub can_profile: bool,
 }
 
@@ -86,6 +90,8 @@ pub struct Options {
     pub counts_entries: bool,
     /// See [`Settings::profile`].
     pub profile: bool,
+    /// See [`Settings::accounts`].
+    pub accounts: bool,
     /// Number of overflows that a vCPU may have in each millisecond.
     pub overflows_per_ms: u32,
 }
@@ -99,6 +105,7 @@ impl Options {
         all_events: false,
         counts_entries: false,
         profile: false,
+        accounts: false,
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
@@ -124,6 +131,7 @@ impl Options {
             b"cost" => self.measure_cost = true,
             b"events=all" => self.all_events = true,
             b"profile" => self.profile = true,
+            b"accounts" => self.accounts = true,
             b"entries=counted" => self.counts_entries = true,
             _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
         }
@@ -140,6 +148,7 @@ impl Options {
             all_domains: self.all_domains,
             counts_entries: self.counts_entries,
             profile: self.profile && host.can_profile,
+            accounts: self.accounts && host.can_profile,
             owns_all: host.owns_all,
         }
     }
@@ -171,6 +180,8 @@ mod tests {
             ("events=all", Options { all_events: true, ..on }),
             ("entries=counted", Options { counts_entries: true, ..on }),
             ("profile", Options { profile: true, ..on }),
+            ("accounts", Options { accounts: true, ..on }),
+            ("profile,accounts", Options { profile: true, accounts: true, ..on }),
             ("rate=17", Options { overflows_per_ms: 17, ..on }),
             ("rate=4294967295", Options { overflows_per_ms: u32::MAX, ..on }),
             ("on,all,rate=3", Options { all_domains: true, overflows_per_ms: 3, ..on }),
@@ -201,11 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_kept_only_where_the_host_can_be_sampled() {
-        let options = Options { profile: true, ..Options::OFF };
+    fn counters_are_kept_only_where_the_host_can_use_them() {
+        let options = Options { profile: true, accounts: true, ..Options::OFF };
         for can_profile in [false, true] {
             let host = HostFacts { ticks_per_ms: 1, owns_all: true, can_profile };
-            assert_eq!(options.settings(&host).profile, can_profile);
+            let Settings { profile, accounts, .. } = options.settings(&host);
+            assert_eq!([profile, accounts], [can_profile; 2]);
         }
     }
 
@@ -227,6 +239,7 @@ mod tests {
                 && settings.counts_entries
                 && !settings.all_events
                 && !settings.profile
+                && !settings.accounts
                 && !settings.measure_cost
         );
     }

@@ -510,10 +510,9 @@ fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
         return;
     }
     let (inside, outside) = match cpu.pcpu.counts() {
-        true => (
-            arch::global_bits(inside | cpu.driver.profile_bit()),
-            cpu.driver.enable_except(outside),
-        ),
+        true => {
+            (arch::global_bits(inside | cpu.driver.host_bits()), cpu.driver.enable_except(outside))
+        }
         false => (0, 0),
     };
     cpu.pmu.load_at_switch(inside, outside);

@@ -14,9 +14,10 @@ use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
-    HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples, HvStats, OP_DOMAIN, OP_LOAD,
-    OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS,
-    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    HvAccounting, HvAccounts, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples, HvStats,
+    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_LOAD, OP_PLACE,
+    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
+    OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1462,6 +1463,19 @@ mod requests {
             self.done.push("profile no more".into());
             Ok(())
         }
+        fn start_accounts(&mut self, accounting: &HvAccounting) -> Result<(), Errno> {
+            self.done.push(format!("account {:#x}", accounting.evntsel));
+            Ok(())
+        }
+        fn read_accounts(&mut self, accounts: &mut HvAccounts) -> Result<(), Errno> {
+            accounts.count = 1;
+            accounts.account[0].executed = u64::from(accounts.domain) + 70;
+            Ok(())
+        }
+        fn stop_accounts(&mut self) -> Result<(), Errno> {
+            self.done.push("account no more".into());
+            Ok(())
+        }
     }
 
     fn refused_by(domain: &mut Domain, op: u32, bytes: &[u8]) -> Errno {
@@ -1629,6 +1643,9 @@ mod requests {
             (OP_PROFILE_START, &[]),
             (OP_PROFILE_READ, &[]),
             (OP_PROFILE_STOP, &[]),
+            (OP_ACCOUNTS_START, &[]),
+            (OP_ACCOUNTS_READ, &[]),
+            (OP_ACCOUNTS_STOP, &[]),
         ] {
             assert_eq!(refused_by(&mut tenant, op, bytes), Errno::PERM);
         }
@@ -1693,6 +1710,68 @@ mod requests {
         }
     }
 
+    /// On a host that keeps counters for accounts.
+    fn accounting(op: u32, bytes: &mut [u8]) -> (Result<bool, Errno>, Vec<String>) {
+        let driver = Driver::new(&nehalem(), &Settings { accounts: true, ..SETTINGS }).unwrap();
+        let mut domain = Domain::new();
+        let result = serve(&driver, &mut domain, op, bytes);
+        (result, domain.done)
+    }
+
+    const ACCOUNTING: HvAccounting = HvAccounting { evntsel: BOTH, reserved: 0 };
+
+    #[test]
+    fn events_are_accounted_as_the_control_domain_asks() {
+        let started = accounting(OP_ACCOUNTS_START, { ACCOUNTING }.as_mut_bytes());
+        assert_eq!(started, (Ok(false), vec![format!("account {BOTH:#x}")]));
+        let stopped = accounting(OP_ACCOUNTS_STOP, &mut []);
+        assert_eq!(stopped, (Ok(false), vec!["account no more".into()]));
+        let mut accounts = HvAccounts::new_zeroed();
+        accounts.domain = 3;
+        assert_eq!(accounting(OP_ACCOUNTS_READ, accounts.as_mut_bytes()).0, Ok(true));
+        assert_eq!((accounts.count, accounts.account[0].executed), (1, 73));
+    }
+
+    #[test]
+    fn what_is_wrong_with_accounts_is_said() {
+        for (asked, errno) in [
+            (HvAccounting { reserved: 1, ..ACCOUNTING }, Errno::INVAL),
+            (HvAccounting { evntsel: BOTH & !(1 << 16), ..ACCOUNTING }, Errno::INVAL),
+            (HvAccounting { evntsel: BOTH & !(1 << 17), ..ACCOUNTING }, Errno::INVAL),
+            (HvAccounting { evntsel: BOTH & !(1 << 22), ..ACCOUNTING }, Errno::INVAL),
+            (HvAccounting { evntsel: BOTH | 1 << 20, ..ACCOUNTING }, Errno::PERM),
+            (HvAccounting { evntsel: BOTH | 1 << 21, ..ACCOUNTING }, Errno::PERM),
+            // Intel's event of other cores.
+            (HvAccounting { evntsel: BOTH & !0xff | 0xb7, ..ACCOUNTING }, Errno::PERM),
+        ] {
+            let refused = accounting(OP_ACCOUNTS_START, { asked }.as_mut_bytes());
+            assert_eq!(refused, (Err(errno), vec![]), "{asked:?}");
+        }
+        let mut accounts = HvAccounts::new_zeroed();
+        accounts.reserved = 1;
+        for (op, bytes) in [
+            (OP_ACCOUNTS_START, &[1; 15][..]),
+            (OP_ACCOUNTS_READ, &[0; 16]),
+            (OP_ACCOUNTS_READ, accounts.as_bytes()),
+            (OP_ACCOUNTS_STOP, &[1; 8]),
+        ] {
+            assert_eq!(accounting(op, &mut bytes.to_vec()), (Err(Errno::INVAL), vec![]), "{op}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_counters_of_its_own_keeps_no_accounts() {
+        let mut domain = Domain::new();
+        let mut asked = HvAccounts::new_zeroed();
+        for (op, bytes) in [
+            (OP_ACCOUNTS_START, { ACCOUNTING }.as_mut_bytes()),
+            (OP_ACCOUNTS_READ, asked.as_mut_bytes()),
+            (OP_ACCOUNTS_STOP, &mut []),
+        ] {
+            assert_eq!(refused_by(&mut domain, op, bytes), Errno::OPNOTSUPP, "{op}");
+        }
+    }
+
     #[test]
     fn guests_have_one_counter_less_where_the_host_keeps_one() {
         let of = |measure_cost, profile| {
@@ -1702,6 +1781,13 @@ mod requests {
         };
         assert_eq!([of(false, false), of(false, true)], [(4, None), (3, Some(3))]);
         assert_eq!([of(true, false), of(true, true)], [(3, None), (2, Some(2))]);
+        let accounts = Settings { profile: true, accounts: true, ..SETTINGS };
+        let driver = Driver::new(&nehalem(), &accounts).unwrap();
+        let slots = driver.accounts.map(|slots| [slots.guest.index(), slots.hypervisor.index()]);
+        assert_eq!((driver.caps.general, slots), (1, Some([2, 1])));
+        let two = Identity { perfmon: [0x0730_0203, 0, 0, 0x603], ..nehalem() };
+        let refused = Driver::new(&two, &Settings { accounts: true, ..SETTINGS });
+        assert_eq!(refused.unwrap_err(), hv_driver::Refusal::NoCounters);
         let one = Identity { perfmon: [0x0730_0103, 0, 0, 0x603], ..nehalem() };
         let refused = Driver::new(&one, &Settings { profile: true, ..SETTINGS });
         assert_eq!(refused.unwrap_err(), hv_driver::Refusal::NoCounters);

@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x4
-#define PERFCTR_ABI_WORD 0x40002
+#define PERFCTR_ABI_MINOR 0x5
+#define PERFCTR_ABI_WORD 0x50002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -82,6 +82,12 @@ typedef int32_t __s32;
 #define PERFCTR_PROFILE_PERIOD_MIN 0x2710
 #define PERFCTR_SAMPLES_MAX 0x17
 #define PERFCTR_SAMPLE_HYPERVISOR 0x3
+#define PERFCTR_OP_ACCOUNTS_START 0xc
+#define PERFCTR_OP_ACCOUNTS_READ 0xd
+#define PERFCTR_OP_ACCOUNTS_STOP 0xe
+#define PERFCTR_ACCOUNTS_LEASE_MS 0x2710
+#define PERFCTR_ACCOUNTS_MAX 0x17
+#define PERFCTR_ACCOUNT_UNDIVIDED 0x1
 #define PERFCTR_PLACE_NONE 0x0
 #define PERFCTR_PLACE_USER 0x1
 #define PERFCTR_PLACE_KERNEL 0x2
@@ -384,6 +390,44 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, cpu) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, count) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, lost) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, sample) == 16);
+
+struct perfctr_hv_accounting {
+	__u64 evntsel;
+	__u64 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_accounting) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounting, evntsel) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounting, reserved) == 8);
+
+struct perfctr_hv_account {
+	__u32 domain;
+	__u32 vcpu;
+	__u32 flags;
+	__u32 reserved;
+	__u64 executed;
+	__u64 hypervisor;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_account) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_account, domain) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_account, vcpu) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_account, flags) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_account, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_account, executed) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_account, hypervisor) == 24);
+
+struct perfctr_hv_accounts {
+	__u32 domain;
+	__u32 vcpu;
+	__u32 count;
+	__u32 reserved;
+	struct perfctr_hv_account account[23];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_accounts) == 752);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, domain) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, vcpu) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, count) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, account) == 16);
 
 struct perfctr_info_arg {
 	__u32 abi_major;

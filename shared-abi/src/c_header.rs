@@ -39,6 +39,8 @@ const CONSTANTS: &[(&str, u64)] = constants! {
         OP_QUERY, OP_REGISTER, OP_UNREGISTER, OP_LOAD, OP_STOP, OP_DOMAIN,
         OP_STATS, OP_PLACE, OP_GO_ON, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP,
         PROFILE_LEASE_MS, PROFILE_PERIOD_MIN, SAMPLES_MAX, SAMPLE_HYPERVISOR,
+        OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP,
+        ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, ACCOUNT_UNDIVIDED,
         PLACE_NONE, PLACE_USER, PLACE_KERNEL, FEATURE_ENABLED,
         FEATURE_COST,
         HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HOOK_LOAD, HOOK_INTERRUPT, HOOKS,
@@ -72,7 +74,7 @@ types! {
     caps::{WireCaps}
     config::{CounterConfig}
     hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats, HvPlace, HvProfile,
-        HvSample, HvSamples}
+        HvSample, HvSamples, HvAccounting, HvAccount, HvAccounts}
     ioctl::{Info, Create, Control, Sums, CpuState}
     ring::{RingRequest, RingRecord}
 }

@@ -18,6 +18,9 @@
 //! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_PROFILE_READ`] | [`HvSamples`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples, `ENOENT` that physical CPU is not sampled |
 //! | [`OP_PROFILE_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples |
+//! | [`OP_ACCOUNTS_START`] | [`HvAccounting`] | the control domain | `EPERM`, `EOPNOTSUPP` no counters are reserved, `EBUSY` somebody does so, those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_ACCOUNTS_READ`] | [`HvAccounts`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody does so |
+//! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody does so |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
@@ -83,6 +86,23 @@ pub const OP_PROFILE_STOP: u32 = 11;
 pub const PROFILE_LEASE_MS: u64 = 2_000;
 /// The shortest [`HvProfile::period`].  A sample costs the hypervisor some hundred instructions.
 pub const PROFILE_PERIOD_MIN: u64 = 10_000;
+
+/// The control domain has each vCPU's events accounted from now on.
+pub const OP_ACCOUNTS_START: u32 = 12;
+/// The control domain reads accounts of vCPUs.  If it reads from the first one on, this also says
+/// that it still wants them: the driver stops by itself [`ACCOUNTS_LEASE_MS`] after the last such
+/// call.
+pub const OP_ACCOUNTS_READ: u32 = 13;
+/// The control domain ends the accounting.  What has not been read is lost.
+pub const OP_ACCOUNTS_STOP: u32 = 14;
+
+/// For how long the driver keeps accounts after the control domain has last read the first of them,
+/// unit: milliseconds.
+///
+/// Each physical CPU reads its counters whenever the first account is read, so that none counts
+/// more between two reads than it can hold.  One of 40 bits would need 10^11 events in a second for
+/// that.  Hosts with narrower counters keep no accounts.
+pub const ACCOUNTS_LEASE_MS: u64 = 10_000;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen uses for nothing else.
 ///
@@ -309,6 +329,86 @@ layout!(HvSamples, "perfctr_hv_samples", 752, {
     4 count: "__u32",
     8 lost: "__u64",
     16 sample: "struct perfctr_hv_sample" [SAMPLES_MAX],
+});
+
+/// Argument of [`OP_ACCOUNTS_START`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvAccounting {
+    /// The event, in the layout of [`CounterConfig::evntsel`], with the bits of both modes.
+    pub evntsel: u64,
+    /// Must be 0.
+    pub reserved: u64,
+}
+
+layout!(HvAccounting, "perfctr_hv_accounting", 16, {
+    0 evntsel: "__u64",
+    8 reserved: "__u64",
+});
+
+/// [`HvAccount::flags`]: the processor does not tell this guest's kernel from the hypervisor.  What
+/// its kernel executes is in [`HvAccount::hypervisor`].
+pub const ACCOUNT_UNDIVIDED: u32 = 1 << 0;
+
+/// The events of a vCPU since [`OP_ACCOUNTS_START`], or since the vCPU was made.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvAccount {
+    /// The vCPU's domain, such as 32767 for the idle domain.
+    pub domain: u32,
+    /// The number of the vCPU in its domain.  An idle one has the number of its physical CPU.
+    pub vcpu: u32,
+    /// `ACCOUNT_*` bits.
+    pub flags: u32,
+    /// Always 0.
+    pub reserved: u32,
+    /// What the vCPU has executed itself, in its kernel and in its user mode.
+    pub executed: u64,
+    /// What the hypervisor has executed while the vCPU was current, whatever it was for.  A switch
+    /// of vCPUs is the work of the one that is switched in.
+    pub hypervisor: u64,
+}
+
+layout!(HvAccount, "perfctr_hv_account", 32, {
+    0 domain: "__u32",
+    4 vcpu: "__u32",
+    8 flags: "__u32",
+    12 reserved: "__u32",
+    16 executed: "__u64",
+    24 hypervisor: "__u64",
+});
+
+/// Number of elements of [`HvAccounts::account`].
+pub const ACCOUNTS_MAX: usize = 23;
+
+/// Argument of [`OP_ACCOUNTS_READ`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvAccounts {
+    /// In: the first domain that is wanted.
+    pub domain: u32,
+    /// In: the first vCPU of this domain that is wanted.  If both are 0, every account is brought
+    /// up to this moment before any is read.
+    pub vcpu: u32,
+    /// Out: the number of accounts that follow.  If it is [`ACCOUNTS_MAX`], there may be more, from
+    /// the vCPU after the last one on.
+    pub count: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Out: the accounts in the order of domains and vCPUs, those of the idle domain last.
+    pub account: [HvAccount; ACCOUNTS_MAX],
+}
+
+layout!(HvAccounts, "perfctr_hv_accounts", 752, {
+    0 domain: "__u32",
+    4 vcpu: "__u32",
+    8 count: "__u32",
+    12 reserved: "__u32",
+    16 account: "struct perfctr_hv_account" [ACCOUNTS_MAX],
 });
 
 /// Index in [`HvStats::hook`]: a vCPU with a page was switched out.

@@ -27,7 +27,8 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 2.2 | [`OP_GO_ON`](crate::hypercall::OP_GO_ON), what it needs in the vCPU page, and [`HvQuery::machine`](crate::hypercall::HvQuery); a hypervisor without it answers `EINVAL`, and 0 |
 /// | 2.3 | rings for samples, see [`FEATURE_RING`](crate::ioctl::FEATURE_RING) |
 /// | 2.4 | [`OP_PROFILE_START`](crate::hypercall::OP_PROFILE_START) and its like; a hypervisor without them answers `EINVAL` |
-pub const ABI_MINOR: u16 = 4;
+/// | 2.5 | [`OP_ACCOUNTS_START`](crate::hypercall::OP_ACCOUNTS_START) and its like; a hypervisor without them answers `EINVAL` |
+pub const ABI_MINOR: u16 = 5;
 
 /// The word that pages carry, with the major in its low half and the minor in its high half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;

@@ -6,17 +6,18 @@ use core::ffi::c_void;
 
 use hv_driver::hypercall::{self, Caller, Permission};
 use hv_driver::{Cpu, Driver, Guest, Vcpu};
-use shared_abi::hypercall::{HvProfile, HvSamples, HvStats};
+use shared_abi::hypercall::{HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::on_cpu::without_interrupts;
 use crate::x86::X86Pmu;
 use crate::{
-    from_return, perfctr_glue_add_stats, perfctr_glue_copy_in, perfctr_glue_copy_out,
-    perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine, perfctr_glue_permits,
-    perfctr_glue_profile_read, perfctr_glue_profile_start, perfctr_glue_profile_stop,
-    perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_take_counters,
-    perfctr_glue_unregister, perfctr_glue_vcpu,
+    from_return, perfctr_glue_accounts_read, perfctr_glue_accounts_start,
+    perfctr_glue_accounts_stop, perfctr_glue_add_stats, perfctr_glue_copy_in,
+    perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine,
+    perfctr_glue_permits, perfctr_glue_profile_read, perfctr_glue_profile_start,
+    perfctr_glue_profile_stop, perfctr_glue_register, perfctr_glue_set_policy,
+    perfctr_glue_take_counters, perfctr_glue_unregister, perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this, in a hypercall.
@@ -142,5 +143,22 @@ impl Caller for Current<'_> {
         // SAFETY: C has each physical CPU call `perfctr_core_stop_samples`, and then frees the
         // rings, to which nobody else has a reference.
         from_return(unsafe { perfctr_glue_profile_stop() })
+    }
+
+    fn start_accounts(&mut self, accounting: &HvAccounting) -> Result<(), Errno> {
+        // SAFETY: C reads the structure before it returns, and has each physical CPU call
+        // `perfctr_core_account`.
+        from_return(unsafe { perfctr_glue_accounts_start(accounting) })
+    }
+
+    fn read_accounts(&mut self, accounts: &mut HvAccounts) -> Result<(), Errno> {
+        // SAFETY: C passes the structure, which nobody else has, to `perfctr_core_wants_accounts`
+        // and to `perfctr_core_add_account`.
+        from_return(unsafe { perfctr_glue_accounts_read(accounts) })
+    }
+
+    fn stop_accounts(&mut self) -> Result<(), Errno> {
+        // SAFETY: C has each physical CPU call `perfctr_core_account`.
+        from_return(unsafe { perfctr_glue_accounts_stop() })
     }
 }

@@ -9,14 +9,16 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use hv_driver::guest::Clock;
+use hv_driver::guest::{Clock, Rings};
 use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
-    Demand, Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange, Refusal,
-    Registration, SampleRing, Serial, Vcpu,
+    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange,
+    Refusal, Registration, SampleRing, Serial, Vcpu,
 };
-use shared_abi::hypercall::{HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats};
+use shared_abi::hypercall::{
+    HvAccounting, HvAccounts, HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats,
+};
 use shared_abi::read::Counters;
 use shared_abi::{Errno, VcpuPage};
 
@@ -27,15 +29,17 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 240;
+pub const DRIVER_BYTES: usize = 264;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 552;
+pub const CPU_BYTES: usize = 576;
 /// Bytes of storage of a vCPU with a page.
 pub const VCPU_BYTES: usize = 2432;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 16;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
 pub const RING_BYTES: usize = 131104;
+/// Bytes of a vCPU's account, all zeroes at first.
+pub const ACCOUNT_BYTES: usize = 32;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -45,6 +49,7 @@ const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
 const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
 const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
 const _: [(); RING_BYTES] = [(); size_of::<SampleRing>()];
+const _: [(); ACCOUNT_BYTES] = [(); size_of::<Account>()];
 const _: [(); ARGUMENT_BYTES] = [(); hv_driver::hypercall::ARGUMENT_BYTES_MAX];
 const _: () = {
     assert!(align_of::<Driver>() <= 8 && align_of::<CpuObject>() <= 8);
@@ -610,6 +615,76 @@ pub extern "C" fn perfctr_core_take_samples(
     }
 }
 
+/// Adds what was counted on this physical CPU to the account of its current vCPU.
+///
+/// `rings` are those of the current vCPU.  It returns whether to call this, and
+/// [`perfctr_core_account_next`], at the next switch; see [`hv_driver::Cpu::account`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_account(
+    cpu: &CpuObject,
+    current: &Account,
+    rings: Rings,
+) -> bool {
+    // SAFETY: C calls this in its switch of vCPUs, in an interrupt of its own, or where the CPU
+    // comes up or goes down, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu().account(current, rings)
+}
+
+/// A guest with these `rings` goes on next on this physical CPU.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_account_next(cpu: &CpuObject, rings: Rings) {
+    // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu().account_next(rings);
+}
+
+/// Begins to account an event; returns 0 or a negative error number.  C holds its lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_begin_accounts(driver: &Driver, accounting: &HvAccounting) -> c_int {
+    match driver.begin_accounts(x86::Registers.clock(), accounting) {
+        Ok(()) => 0,
+        Err(errno) => errno.to_return(),
+    }
+}
+
+/// Ends the accounting; returns whether there was one.  C holds its lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_end_accounts(driver: &Driver) -> bool {
+    driver.end_accounts()
+}
+
+/// Begins an answer; returns a negative error number, or whether all CPUs are to account first.
+///
+/// If it returns 1, each physical CPU calls [`perfctr_core_account`] before accounts are added.  C
+/// holds its lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_wants_accounts(driver: &Driver, answer: &mut HvAccounts) -> c_int {
+    match driver.wants_accounts(x86::Registers.clock(), answer) {
+        Ok(first) => first.into(),
+        Err(errno) => errno.to_return(),
+    }
+}
+
+/// Adds a vCPU's account to the answer, if it is asked for; returns whether there is room for more.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_add_account(
+    driver: &Driver,
+    answer: &mut HvAccounts,
+    account: &Account,
+    domain: u32,
+    vcpu: u32,
+    rings: Rings,
+) -> bool {
+    driver.add_account(answer, account, (domain, vcpu), rings)
+}
+
 /// Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
 /// than the driver have let them count; see [`Driver::close_gate`].
 ///
@@ -711,6 +786,14 @@ unsafe extern "C" {
     fn perfctr_glue_profile_read(cpu: u32, samples: *mut HvSamples) -> c_int;
     /// Ends sampling; returns 0 or a negative error number.
     fn perfctr_glue_profile_stop() -> c_int;
+    /// Begins to account an event on all physical CPUs; returns 0 or a negative error number.
+    fn perfctr_glue_accounts_start(accounting: *const HvAccounting) -> c_int;
+    /// Calls `perfctr_core_add_account` for each vCPU, in the order of domains and vCPUs.
+    ///
+    /// It returns 0 or a negative error number.
+    fn perfctr_glue_accounts_read(answer: *mut HvAccounts) -> c_int;
+    /// Ends the accounting; returns 0 or a negative error number.
+    fn perfctr_glue_accounts_stop() -> c_int;
 }
 
 fn from_return(value: c_int) -> Result<(), Errno> {

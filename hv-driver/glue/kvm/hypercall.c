@@ -109,7 +109,7 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 				      length);
 }
 
-/* No counter is kept for samples of the host, so the core does not call these. */
+/* No counter is kept for the host itself, so the core does not call these. */
 int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile)
 {
 	return -EOPNOTSUPP;
@@ -121,6 +121,21 @@ int perfctr_glue_profile_read(uint32_t cpu, struct perfctr_hv_samples *samples)
 }
 
 int perfctr_glue_profile_stop(void)
+{
+	return -EOPNOTSUPP;
+}
+
+int perfctr_glue_accounts_start(const struct perfctr_hv_accounting *accounting)
+{
+	return -EOPNOTSUPP;
+}
+
+int perfctr_glue_accounts_read(struct perfctr_hv_accounts *answer)
+{
+	return -EOPNOTSUPP;
+}
+
+int perfctr_glue_accounts_stop(void)
 {
 	return -EOPNOTSUPP;
 }

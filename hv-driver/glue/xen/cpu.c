@@ -5,6 +5,7 @@
 #include <xen/init.h>
 #include <xen/lib.h>
 #include <xen/percpu.h>
+#include <xen/sched.h>
 #include <xen/smp.h>
 #include <xen/spinlock.h>
 
@@ -48,6 +49,29 @@ static DEFINE_PER_CPU(bool, interrupts_by_nmi);
 static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
 {
     return (struct perfctr_core_cpu *)pcpu->core;
+}
+
+/* Whether events are accounted here. Only the CPU itself uses it. */
+static DEFINE_PER_CPU(bool, accounting);
+
+bool perfctr_is_accounting(void)
+{
+    return this_cpu(accounting);
+}
+
+static void account(const struct perfctr_core_cpu *core, const struct vcpu *v)
+{
+    this_cpu(accounting) =
+        perfctr_core_account(core, perfctr_account_of(v), perfctr_rings_of(v));
+}
+
+void perfctr_account_current(const struct vcpu *v)
+{
+    unsigned long flags;
+
+    local_irq_save(flags);
+    account(perfctr_this_cpu(), v);
+    local_irq_restore(flags);
 }
 
 /* The statistics of CPUs that have gone. */
@@ -95,6 +119,7 @@ static bool come_up(struct perfctr_pcpu *pcpu,
         return false;
     }
 
+    account(core_of(pcpu), current);
     perfctr_unmask_interrupt();
     return true;
 }
@@ -114,6 +139,8 @@ static void go_down(void)
 
     this_cpu(interrupts_by_nmi) = false;
     apic_write(APIC_LVTPC, PMU_APIC_VECTOR | APIC_LVT_MASKED);
+    account(core_of(pcpu), current);
+    this_cpu(accounting) = false;
     perfctr_core_cpu_down(core_of(pcpu));
     keep_stats(pcpu);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Declarations that the files here share. Each calls only those before it in
- * this order: probe, cpu, policy, pv, svm, vmx, hvm, profile, page, switch,
- * hypercall.
+ * this order: probe, cpu, policy, pv, svm, vmx, hvm, profile, accounts, page,
+ * switch, hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -36,12 +36,30 @@ bool perfctr_take_cpus(void);
 /* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
 void perfctr_departed_stats(struct perfctr_hv_stats *stats);
+/* Whether this CPU has to account at its next switch. */
+bool perfctr_is_accounting(void);
+/* Adds to the account of v, which is current, what was counted here. */
+void perfctr_account_current(const struct vcpu *v);
 void perfctr_unmask_interrupt(void);
 /* This CPU's PMU interrupts by NMIs or not; interrupts are disabled. */
 void perfctr_interrupt_by_nmi(bool by_nmi);
 /* In an NMI: the PMU's interrupt comes again, maskable. */
 void perfctr_interrupt_again(void);
 struct perfctr_core_cpu *perfctr_cpu_in_nmi(void);
+
+/* The core's account of a vCPU, which only the core writes to. */
+static inline const struct perfctr_core_vcpu_account *
+perfctr_account_of(const struct vcpu *v)
+{
+    BUILD_BUG_ON(sizeof(v->arch.perfctr_account) != PERFCTR_ACCOUNT_BYTES);
+
+    return (const struct perfctr_core_vcpu_account *)v->arch.perfctr_account;
+}
+
+static inline perfctr_rings perfctr_rings_of(const struct vcpu *v)
+{
+    return is_hvm_vcpu(v) ? PERFCTR_RINGS_HARDWARE : PERFCTR_RINGS_FOLDED;
+}
 
 /* The core's object of a domain, which only the core writes to. */
 static inline const struct perfctr_core_domain *

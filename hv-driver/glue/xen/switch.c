@@ -32,19 +32,26 @@ static void notify(struct vcpu *v)
         send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
 }
 
-void perfctr_switch_from(struct vcpu *v)
+static void switch_from(struct vcpu *v, struct perfctr_vcpu *p)
 {
-    struct perfctr_vcpu *p = v->arch.perfctr;
     unsigned long flags;
-
-    if ( !p )
-        return;
 
     local_irq_save(flags);
     if ( perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p)) )
         overflowed_here(v, perfctr_pv_in_kernel(v));
     local_irq_restore(flags);
     perfctr_page_written(v);
+}
+
+void perfctr_switch_from(struct vcpu *v)
+{
+    struct perfctr_vcpu *p = v->arch.perfctr;
+
+    if ( p )
+        switch_from(v, p);
+    /* Last, so that it is in v's own account. */
+    if ( unlikely(perfctr_is_accounting()) )
+        perfctr_account_current(v);
 }
 
 /* Interrupts are disabled. */
@@ -72,6 +79,8 @@ void perfctr_switch_to(struct vcpu *v)
         switch_to(v, p);
     else
         perfctr_core_run_stranger(perfctr_this_cpu());
+    if ( unlikely(perfctr_is_accounting()) )
+        perfctr_core_account_next(perfctr_this_cpu(), perfctr_rings_of(v));
     local_irq_restore(flags);
 }
 

@@ -8,7 +8,8 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, PolicyChange, Registration};
 use shared_abi::hypercall::{
-    HvProfile, HvSamples, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PROFILE_READ, OP_PROFILE_START,
+    HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
+    OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PROFILE_READ, OP_PROFILE_START,
     OP_PROFILE_STOP, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
@@ -432,7 +433,16 @@ impl Machine {
             authorize(caller, op, bytes.len())?;
             serve(&self.driver, caller, op, bytes).map(drop)
         });
-        let hosts = [OP_DOMAIN, OP_STATS, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP];
+        let hosts = [
+            OP_DOMAIN,
+            OP_STATS,
+            OP_PROFILE_START,
+            OP_PROFILE_READ,
+            OP_PROFILE_STOP,
+            OP_ACCOUNTS_START,
+            OP_ACCOUNTS_READ,
+            OP_ACCOUNTS_STOP,
+        ];
         let reserved = hosts.contains(&op);
         if reserved && result != Err(Errno::PERM) && !self.is_gone() {
             self.fail(format!(
@@ -775,6 +785,18 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn stop_profile(&mut self) -> Result<(), Errno> {
+        unreachable!("no counter is the host's own")
+    }
+
+    fn start_accounts(&mut self, _: &HvAccounting) -> Result<(), Errno> {
+        unreachable!("no counter is the host's own")
+    }
+
+    fn read_accounts(&mut self, _: &mut HvAccounts) -> Result<(), Errno> {
+        unreachable!("no counter is the host's own")
+    }
+
+    fn stop_accounts(&mut self) -> Result<(), Errno> {
         unreachable!("no counter is the host's own")
     }
 }

@@ -39,6 +39,7 @@ const BOUNDARIES: &[Boundary] = &[
         sources: &[
             "hv-driver/ffi/src/lib.rs",
             "hv-driver/ffi/src/on_cpu.rs",
+            "hv-driver/src/account.rs",
             "hv-driver/src/driver.rs",
             "hv-driver/src/policy.rs",
             "hv-driver/src/profile.rs",
@@ -51,6 +52,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("Driver", "perfctr_core_driver"),
             ("CpuObject", "perfctr_core_cpu"),
             ("SampleRing", "perfctr_core_ring"),
+            ("Account", "perfctr_core_vcpu_account"),
             ("VcpuObject", "perfctr_core_vcpu"),
             ("DomainObject", "perfctr_core_domain"),
             ("PolicyChange", "perfctr_policy_change"),
@@ -66,6 +68,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("VCPU_BYTES", "PERFCTR_VCPU_BYTES"),
             ("DOMAIN_BYTES", "PERFCTR_DOMAIN_BYTES"),
             ("RING_BYTES", "PERFCTR_RING_BYTES"),
+            ("ACCOUNT_BYTES", "PERFCTR_ACCOUNT_BYTES"),
             ("ARGUMENT_BYTES", "PERFCTR_ARGUMENT_BYTES"),
             ("NMI_FOREIGN", "PERFCTR_NMI_FOREIGN"),
             ("NMI_HANDLED", "PERFCTR_NMI_HANDLED"),

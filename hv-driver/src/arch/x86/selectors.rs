@@ -2,17 +2,22 @@
 //! The values of a physical CPU's selector registers.
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::caps::CAPS_GUEST_ONLY;
 use shared_abi::limits::{MAX_FIXED, MAX_SLOTS};
 use shared_abi::slot::{ALL_SLOTS, slots_of};
-use shared_abi::{Config, PhysSlot};
+use shared_abi::{Config, PhysSlot, PmuCaps};
 
 use crate::guest::{Gate, Rings};
+use crate::hal::Pmu;
 
 /// Event select that counts the hypervisor's own instructions: event C0H in ring 0.
 pub const EVNTSEL_OWN_INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_OS | EVNTSEL_EN;
 
 /// Count only while a guest executes, after VMRUN (APM volume 2, 13.2.1).
 pub const EVNTSEL_GUEST_ONLY: u64 = 1 << 40;
+
+/// Count only while no guest executes, before VMRUN and after the exit (APM volume 2, 13.2.1).
+pub const EVNTSEL_HOST_ONLY: u64 = 1 << 41;
 
 /// IA32_FIXED_CTR_CTRL, for counter 0: count in ring 0 (SDM volume 3, 20.2.2).
 const FIXED_OS: u64 = 1 << 0;
@@ -97,6 +102,33 @@ impl Selectors {
             None => self.evntsel.get(slot.index()).is_some_and(|e| e & general != 0),
         }
     }
+}
+
+/// Returns whether selectors can be limited to guests and to their host on this CPU now.
+///
+/// Where SVM is not enabled, counters with such a limit stand still (APM volume 2, 13.2.1).  No
+/// guest has rings of its own there.
+pub(crate) fn tells_guests_apart(caps: &PmuCaps, pmu: &impl Pmu) -> bool {
+    caps.can(CAPS_GUEST_ONLY) && pmu.read_register(EFER) & EFER_SVME != 0
+}
+
+/// EFER, and its bit that enables SVM (APM volume 2, 3.1.7).
+const EFER: u32 = 0xc000_0080;
+const EFER_SVME: u64 = 1 << 12;
+
+/// Returns the selector of what guests execute, for a guest whose modes are told apart like this.
+/// `told_apart` is what [`tells_guests_apart`] has said.
+pub(crate) const fn of_guest(evntsel: u64, rings: Rings, told_apart: bool) -> u64 {
+    match rings {
+        Rings::Hardware if told_apart => evntsel | EVNTSEL_RINGS | EVNTSEL_GUEST_ONLY,
+        _ => evntsel & !EVNTSEL_RINGS | EVNTSEL_USR,
+    }
+}
+
+/// Returns the selector of what the hypervisor executes.
+pub(crate) const fn of_hypervisor(evntsel: u64, told_apart: bool) -> u64 {
+    let limit = if told_apart { EVNTSEL_HOST_ONLY } else { 0 };
+    evntsel & !EVNTSEL_RINGS | EVNTSEL_OS | limit
 }
 
 const fn fixed_select(rings: u64, sampling: bool) -> u64 {
