@@ -503,7 +503,7 @@ int perfctr_core_take_samples(const struct perfctr_core_driver *driver,
  * Adds what was counted on this physical CPU to the account of its current vCPU.
  */
 bool perfctr_core_account(const struct perfctr_core_cpu *cpu,
-                          const struct perfctr_core_vcpu_account *current,
+                          const struct perfctr_core_vcpu_account *account,
                           perfctr_rings rings);
 
 /*

@@ -626,12 +626,12 @@ pub extern "C" fn perfctr_core_take_samples(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_account(
     cpu: &CpuObject,
-    current: &Account,
+    account: &Account,
     rings: Rings,
 ) -> bool {
     // SAFETY: C calls this in its switch of vCPUs, in an interrupt of its own, or where the CPU
     // comes up or goes down, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu().account(current, rings)
+    unsafe { OnCpu::new(cpu) }.cpu().account(account, rings)
 }
 
 /// A guest with these `rings` goes on next on this physical CPU.
