@@ -10,26 +10,30 @@ use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::suites::tenants;
 
-/// Boots machines that keep a counter for samples of themselves, and compares the samples with what
-/// the emulator has executed. On the first one, the command samples the host, and then guests
-/// sample themselves while the host is sampled. On the second one, a PVH tenant is sampled, too.
+/// Boots machines that keep counters for samples of themselves and for accounts of virtual CPUs,
+/// and compares both with what the emulator has executed. On the first one, the command samples the
+/// host, and then guests sample themselves while the host is sampled. On the second one there are
+/// only accounts. On the last one, a PVH tenant is sampled, too, and then accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let beside = "/work/system; system=$?; /work/host-profile || system=1; \
                   for tests in --records --ends; do \
                   /work/system /work/overflow $tests || exit; done; exit $system";
-    let mut spec = spec("pv", &["sh", "-c", beside])?;
+    let mut spec = spec("pv", "profile", &["sh", "-c", beside])?;
     spec.add_program("vm-tests", "overflow")?;
     add_command(&mut spec)?;
     report.program(spec, "system")?;
-    let both = "/work/system; system=$?; /work/system passive && exit $system";
-    let mut spec = self::spec("pv-amd", &["sh", "-c", both])?;
+    report.program(self::spec("pv", "accounts", &["/work/accounts"])?, "accounts")?;
+    let all = "/work/system; system=$?; /work/system passive || system=1; \
+               /work/accounts passive && exit $system";
+    let mut spec = self::spec("pv-amd", "profile,accounts", &["sh", "-c", all])?;
+    spec.add_program("vm-tests", "accounts")?;
     tenants::add_tenant(&mut spec, "system", &[])?;
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "system")
 }
 
-fn spec(topology: &str, command: &[&str]) -> Result<Spec> {
-    let mut spec = Spec::new(topology, command.iter().copied())?.driver("profile")?;
+fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
+    let mut spec = Spec::new(topology, command.iter().copied())?.driver(driver)?;
     spec.topology.cpu.push_str(",pmu-tally=on");
     Ok(spec)
 }

@@ -191,7 +191,7 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
     let mut spec = Spec::new(topology, ["sh", "/work/book.sh"])?;
     spec.module = topology == "pv";
     if place == "host" {
-        spec = spec.driver("profile")?;
+        spec = spec.driver("profile,accounts")?;
     }
     spec.timeout = Duration::from_secs(900);
     spec.add_program("cli", "perfctr")?;

@@ -4,9 +4,10 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_GO_ON,
-    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER,
-    OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvAccounting, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvStats,
+    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE,
+    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
+    OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -39,10 +40,14 @@ fn load(counters: &[CounterConfig]) -> HvLoad {
     load
 }
 
+/// The operations on accounts.
+const ACCOUNTS: [u32; 3] = [OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP];
+
 /// Returns how `op` is refused. An operation on the whole host is refused first of all to any
 /// domain but a control domain.
 fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
     let hosts = [OP_DOMAIN, OP_STATS, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP];
+    let hosts = [&hosts[..], &ACCOUNTS].concat();
     let others = hosts.contains(&op) && host.xen().is_none();
     if others { Refusal::EPERM } else { errno }
 }
@@ -56,7 +61,7 @@ pub fn refuse(bench: &mut Bench, host: &dyn Host) {
 }
 
 fn arguments(bench: &mut Bench, host: &dyn Host) {
-    for op in [12, 255, u32::MAX] {
+    for op in [15, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             host.perfctr_op(op, Argument::Null, 0)
         });
@@ -67,6 +72,14 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
         let what = format!("samples of the host, operation {op}");
         bench.refused(&what, of(host, op, Refusal::EOPNOTSUPP), || {
             call(host, op, profile, size_of::<HvProfile>())
+        });
+    }
+    // Nor are there any for accounts.
+    for op in ACCOUNTS {
+        let accounting = HvAccounting { evntsel: 0x43_00c0, reserved: 0 };
+        let what = format!("accounts of the host's domains, operation {op}");
+        bench.refused(&what, of(host, op, Refusal::EOPNOTSUPP), || {
+            call(host, op, accounting, size_of::<HvAccounting>())
         });
     }
     if let Some(xen) = host.xen() {

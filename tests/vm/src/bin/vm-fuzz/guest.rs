@@ -11,9 +11,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples, HvStats, OP_DOMAIN,
-    OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY,
-    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvAccounting, HvAccounts, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples,
+    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD,
+    OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS,
+    OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -38,7 +39,7 @@ const ARGUMENT_BYTES: usize = 2048;
 /// Frames beyond all memory, or nobody's. A frame of the guest's own would be written to.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
-const REQUESTS: [u32; 14] = [
+const REQUESTS: [u32; 17] = [
     OP_LOAD,
     OP_LOAD,
     OP_LOAD,
@@ -50,6 +51,9 @@ const REQUESTS: [u32; 14] = [
     OP_PROFILE_START,
     OP_PROFILE_READ,
     OP_PROFILE_STOP,
+    OP_ACCOUNTS_START,
+    OP_ACCOUNTS_READ,
+    OP_ACCOUNTS_STOP,
     OP_REGISTER,
     OP_PLACE,
     u32::MAX,
@@ -160,6 +164,11 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
             let (evntsel, period) = (0x43_00c0, input.pick(&[0, 10_000, 1 << 31, u64::MAX]));
             put(HvProfile { evntsel, period, cpus: 1, reserved: 0 }.as_bytes())
         }
+        OP_ACCOUNTS_START => {
+            let evntsel = input.pick(&[0x43_00c0, 0x42_00c0, u64::MAX]);
+            put(HvAccounting { evntsel, reserved: 0 }.as_bytes())
+        }
+        OP_ACCOUNTS_READ => put(&[0; size_of::<HvAccounts>()]),
         OP_PROFILE_READ => put(&[0; size_of::<HvSamples>()]),
         OP_PLACE => {
             let slot = input.below(2 * MAX_SLOTS) as u32;

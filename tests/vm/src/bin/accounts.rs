@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests the accounts of virtual CPUs: what each has executed, and what the hypervisor meanwhile.
+//!
+//! The emulator's tally says how many instructions a physical CPU has executed in ring 0, outside
+//! of it, and in a guest's own ring 0. Each look at the accounts is between two looks at the tally.
+//! So the difference of two looks is known up to what is executed between a look and the tally's.
+//! Where that is the same twice, the difference is known to the instruction.
+//!
+//! With `passive`, a PVH tenant executes meanwhile, which knows nothing of it. It is that of the
+//! program `system`.
+
+use std::env;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use perfctr::rdpmc::Hardware;
+use perfctr::{Event, Provider, Session};
+use shared_abi::hypercall::{
+    ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, HvAccount, HvAccounting, HvAccounts, OP_ACCOUNTS_READ,
+    OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
+};
+use shared_abi::read::Counters;
+use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
+use vm_tests::raw::{Argument, Refusal};
+use vm_tests::region::{self, Region};
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc};
+use vm_tests::witness::Witness;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+use zerocopy::FromZeros;
+
+/// The physical CPU on which one virtual CPU of the control domain is alone, and the other one.
+const CPU: u32 = 0;
+const OTHER: u32 = 1;
+const IDLE: u32 = 0x7fff;
+/// Instructions (event C0H) in all rings.
+const INSTRUCTIONS: u64 = 0x43_00c0;
+/// How often it is tried to look at accounts while nothing comes between.
+const ATTEMPTS: usize = 200;
+/// The number of switches between which the hypervisor's share is judged.
+const SWITCHES: usize = 2_000;
+/// What is said of such attempts of which none succeeds.
+const NEVER_SAME: &str = "no two looks were the same";
+/// How long there is a storm, and how long a tenant executes.
+const STORM: Duration = Duration::from_secs(3);
+const TENANT: Duration = Duration::from_secs(2);
+
+/// The accounts, by hypercall.
+struct Accounts<'a>(&'a Xen);
+
+impl Accounts<'_> {
+    fn start(&self, evntsel: u64) -> Result<(), Refusal> {
+        let mut accounting = HvAccounting { evntsel, reserved: 0 };
+        let length = size_of::<HvAccounting>() as u32;
+        self.0.perfctr_op(OP_ACCOUNTS_START, Argument::of(&mut accounting), length)
+    }
+
+    fn stop(&self) -> Result<(), Refusal> {
+        self.0.perfctr_op(OP_ACCOUNTS_STOP, Argument::Null, 0)
+    }
+
+    fn batch(&self, domain: u32, vcpu: u32) -> Result<HvAccounts, Refusal> {
+        let mut accounts = HvAccounts::new_zeroed();
+        (accounts.domain, accounts.vcpu) = (domain, vcpu);
+        let length = size_of::<HvAccounts>() as u32;
+        self.0.perfctr_op(OP_ACCOUNTS_READ, Argument::of(&mut accounts), length)?;
+        Ok(accounts)
+    }
+
+    fn all(&self) -> Result<Vec<HvAccount>, Refusal> {
+        let mut all: Vec<HvAccount> = Vec::new();
+        loop {
+            let (domain, vcpu) = all.last().map_or((0, 0), |last| (last.domain, last.vcpu + 1));
+            let some = self.batch(domain, vcpu)?;
+            all.extend_from_slice(&some.account[..some.count as usize]);
+            if (some.count as usize) < ACCOUNTS_MAX {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+/// What a physical CPU has executed: guests, and the hypervisor.
+type Executed = [u64; 2];
+
+fn executed_here() -> Executed {
+    let [ring_0, outside, guests] =
+        [RING_0, OUTSIDE_RING_0, GUESTS_RING_0].map(|index| Hardware.counter(index));
+    [outside + guests, ring_0.wrapping_sub(guests)]
+}
+
+/// The accounts, and what physical CPUs had executed before and after they were read.
+struct Look {
+    before: Executed,
+    accounts: Vec<HvAccount>,
+    after: Executed,
+}
+
+impl Look {
+    /// Looks at the accounts, and at what this physical CPU has executed.
+    fn here(accounts: &Accounts<'_>) -> Result<Self> {
+        let before = executed_here();
+        let accounts = accounts.all()?;
+        Ok(Self { before, accounts, after: executed_here() })
+    }
+
+    /// The same for both physical CPUs, with this thread on a virtual CPU of each.
+    fn everywhere(accounts: &Accounts<'_>) -> Result<Self> {
+        let both = || -> Result<Executed> {
+            let mut sum = [0; 2];
+            for cpu in [OTHER, CPU] {
+                run_on(SELF, &[cpu as usize])?;
+                let here = executed_here();
+                sum = [0, 1].map(|n| here[n].wrapping_add(sum[n]));
+            }
+            Ok(sum)
+        };
+        let before = both()?;
+        let accounts = accounts.all()?;
+        Ok(Self { before, accounts, after: both()? })
+    }
+
+    /// Returns the look of many between whose ends least was executed by guests, or by the
+    /// hypervisor.
+    fn narrow(accounts: &Accounts<'_>, by: usize) -> Result<Self> {
+        let looks = (0..ATTEMPTS).map(|_| Self::here(accounts));
+        let looks = looks.collect::<Result<Vec<_>>>()?;
+        looks.into_iter().min_by_key(|look| look.width()[by]).context("no look")
+    }
+
+    fn width(&self) -> Executed {
+        [0, 1].map(|n| self.after[n].wrapping_sub(self.before[n]))
+    }
+
+    /// Returns the sums of these accounts: executed, hypervisor.
+    fn sum(&self, of: impl Fn(&HvAccount) -> bool) -> Executed {
+        let mut sum = [0; 2];
+        for one in self.accounts.iter().filter(|one| of(one)) {
+            sum = [sum[0] + one.executed, sum[1] + one.hypervisor];
+        }
+        sum
+    }
+}
+
+/// Returns whether guests, or the hypervisor, have executed the same number of instructions in both
+/// looks. They were the same ones then, if the looks are the narrowest of many.
+fn same(from: &Look, to: &Look, by: usize) -> bool {
+    from.width()[by] == to.width()[by]
+}
+
+/// Compares what these accounts have got between two looks with the tally. If one of both numbers
+/// was the same in both looks, the tally has as many more at the second look as the accounts.
+fn compare(
+    from: &Look,
+    to: &Look,
+    exactly: Option<usize>,
+    of: impl Fn(&HvAccount) -> bool,
+) -> Result<(), String> {
+    let accounted = [0, 1].map(|n| to.sum(&of)[n] - from.sum(&of)[n]);
+    let least = [0, 1].map(|n| to.before[n] - from.after[n]);
+    let most = [0, 1].map(|n| to.after[n] - from.before[n]);
+    let exactly = exactly.filter(|by| same(from, to, *by));
+    let exact = exactly.map(|by| (by, to.before[by] - from.before[by]));
+    let says = format!(
+        "executed {} of {} to {} ({exact:?}), hypervisor {} of {} to {}",
+        accounted[0], least[0], most[0], accounted[1], least[1], most[1]
+    );
+    println!("{says}");
+    let within = |n: usize| (least[n]..=most[n]).contains(&accounted[n]);
+    let fits = within(0) && within(1) && exact.is_none_or(|(by, exact)| exact == accounted[by]);
+    if fits { Ok(()) } else { Err(says) }
+}
+
+fn main() -> Result<ExitCode> {
+    if env::args().nth(1).as_deref() == Some("passive") {
+        return passive();
+    }
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let all = cpus()?;
+    let session = prepare(&xen, &all)?;
+    let (accounts, mut tally) = (Accounts(&xen), Tally::default());
+    nobody(&accounts, &mut tally);
+    accounts.start(INSTRUCTIONS)?;
+    alone(&accounts, &mut tally)?;
+    known(&accounts, &mut tally)?;
+    switches(&accounts, &mut tally)?;
+    storm(&accounts, &all, &mut tally)?;
+    drop(session);
+    beside(&accounts, &mut tally)?;
+    accounts.stop()?;
+    ends(&accounts, &mut tally)?;
+    Ok(tally.finish())
+}
+
+/// Moves all other vCPUs of the control domain away from physical CPU 0, and this thread to it. As
+/// long as there is the session, the thread can read what the emulator has executed there.
+fn prepare(xen: &Xen, cpus: &[usize]) -> Result<Session> {
+    region::overhead()?;
+    for &cpu in cpus {
+        let on = if cpu == 0 { 1 << CPU } else { 1 << OTHER };
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
+    }
+    run_on(SELF, &cpus[..1])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS])?;
+    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
+    Ok(session)
+}
+
+/// While nobody accounts, there is nothing to read or to end, and what is wrong is refused.
+fn nobody(accounts: &Accounts<'_>, tally: &mut Tally) {
+    let outcome = (accounts.batch(0, 0).map(drop), accounts.stop());
+    tally.check(
+        "while nobody accounts there is nothing to read or to end",
+        equal(outcome, (Err(Refusal::ENXIO), Err(Refusal::ENXIO))),
+    );
+    let outcome =
+        [0x42_00c0, 0x41_00c0, 0x43_00c0 | 1 << 20].map(|evntsel| accounts.start(evntsel));
+    let expected = [Refusal::EINVAL, Refusal::EINVAL, Refusal::EPERM];
+    tally.check("what cannot be accounted is refused", equal(outcome, expected.map(Err)));
+}
+
+/// The accounts of physical CPU 0, whose only virtual CPU is the control domain's first one.
+fn of_cpu(account: &HvAccount) -> bool {
+    matches!((account.domain, account.vcpu), (0, 0) | (IDLE, CPU))
+}
+
+/// System calls, which enter Xen, and instructions of this program.
+fn work() {
+    for _ in 0..200 {
+        nix::unistd::getppid();
+    }
+    Region { first: 4_000, second: 1 }.execute(&mut 0);
+}
+
+/// What a virtual CPU executes that is alone on its physical CPU is accounted to the instruction.
+fn alone(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    let mut found = Err(NEVER_SAME.to_owned());
+    for _ in 0..ATTEMPTS {
+        let from = Look::narrow(accounts, 0)?;
+        (0..100).for_each(|_| work());
+        let to = Look::narrow(accounts, 0)?;
+        found = compare(&from, &to, Some(0), of_cpu);
+        if found.is_err() || same(&from, &to, 0) {
+            break;
+        }
+        found = Err(NEVER_SAME.to_owned());
+    }
+    tally.check("what a virtual CPU executes is accounted to the instruction", found);
+    let looked = Look::here(accounts)?;
+    let idle = looked.sum(|one| one.domain == IDLE)[0];
+    tally.check("idle virtual CPUs execute nothing themselves", equal(idle, 0));
+    Ok(())
+}
+
+/// A known number of instructions is exactly what the account has got, beside what looks take.
+fn known(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    let least = |region: Region| -> Result<u64> {
+        let mut least = u64::MAX;
+        for _ in 0..ATTEMPTS {
+            let from = Look::here(accounts)?;
+            region.execute(&mut 0);
+            let to = Look::here(accounts)?;
+            let got = [to, from].map(|look| look.sum(|one| (one.domain, one.vcpu) == (0, 0))[0]);
+            least = least.min(got[0] - got[1]);
+        }
+        Ok(least)
+    };
+    let (short, long) = (Region { first: 1, second: 1 }, Region { first: 1_234, second: 777 });
+    let difference = least(long)?.checked_sub(least(short)?);
+    let expected = long.instructions() - short.instructions();
+    tally.check("known instructions are in the account", equal(difference, Some(expected)));
+    Ok(())
+}
+
+/// No instruction of the hypervisor is lost or counted twice at a switch.
+///
+/// A look also waits for the other CPU, after this CPU's accounts are up to date. The narrowest of
+/// many looks has not waited.
+fn switches(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    let mut found = Err(NEVER_SAME.to_owned());
+    for _ in 0..ATTEMPTS {
+        let from = Look::narrow(accounts, 1)?;
+        for _ in 0..SWITCHES / 2 {
+            // To the idle virtual CPU, and back.
+            sleep(Duration::from_micros(20));
+        }
+        let to = Look::narrow(accounts, 1)?;
+        found = compare(&from, &to, Some(1), of_cpu);
+        if found.is_err() || same(&from, &to, 1) {
+            break;
+        }
+        found = Err(NEVER_SAME.to_owned());
+    }
+    tally.check("what the hypervisor executes is accounted to the instruction", found);
+    Ok(())
+}
+
+/// While virtual CPUs go from one physical CPU to the other, nothing is lost of all accounts.
+fn storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()> {
+    for &cpu in all.iter().skip(2) {
+        accounts.0.set_affinity(CONTROL_DOMAIN, cpu as u32, 1 << CPU | 1 << OTHER)?;
+    }
+    let stop = AtomicBool::new(false);
+    let (from, to) = thread::scope(|scope| -> Result<(Look, Look)> {
+        for &cpu in all {
+            let stop = &stop;
+            scope.spawn(move || {
+                run_on(SELF, &[cpu]).expect("the CPU is online");
+                while !stop.load(Ordering::Relaxed) {
+                    work();
+                    sleep(Duration::from_micros(100));
+                }
+            });
+        }
+        let looks = (|| {
+            let from = Look::everywhere(accounts)?;
+            let start = Instant::now();
+            // Who reads accounts often keeps them just as exact.
+            while start.elapsed() < STORM {
+                accounts.all()?;
+                sleep(Duration::from_millis(2));
+            }
+            Ok((from, Look::everywhere(accounts)?))
+        })();
+        stop.store(true, Ordering::Relaxed);
+        looks
+    })?;
+    tally.check(
+        "all accounts together are what all CPUs execute",
+        compare(&from, &to, None, |_| true),
+    );
+    Ok(())
+}
+
+/// Guests' counts stay exact while events are accounted.
+fn beside(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    let witness = Witness::new()?;
+    let start = Instant::now();
+    let mut outcome = Ok(());
+    while outcome.is_ok() && start.elapsed() < STORM {
+        accounts.all()?;
+        outcome = witness.unchanged();
+    }
+    tally.check("a guest's counts are exact while events are accounted", outcome);
+    Ok(())
+}
+
+/// Accounts what a PVH tenant executes that knows nothing of it.
+fn passive() -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    toolstack::start()?;
+    let mut tenant = Tenant::create_kind(Kind::Pvh, "passive", 1, Tsc::Native, "tenant")?;
+    xen.set_affinity(tenant.domain, 0, 1 << CPU)?;
+    tenant.unpause()?;
+    let code = tenant.hear()?;
+    ensure!(code["error"].is_null(), "{code}");
+    let session = prepare(&xen, &cpus()?)?;
+    let (accounts, mut tally) = (Accounts(&xen), Tally::default());
+    accounts.start(INSTRUCTIONS)?;
+    let domain = u32::from(tenant.domain);
+    let here = |one: &HvAccount| of_cpu(one) || one.domain == domain;
+    let mut found = Err(NEVER_SAME.to_owned());
+    let mut share = Err(String::new());
+    for _ in 0..ATTEMPTS {
+        let kernel = || Hardware.counter(GUESTS_RING_0);
+        let from = (Look::narrow(&accounts, 0)?, kernel());
+        sleep(TENANT);
+        let to = (kernel(), Look::narrow(&accounts, 0)?);
+        let got = [&to.1, &from.0].map(|look| look.sum(|one| one.domain == domain));
+        let (got, kernel) = (got[0][0] - got[1][0], to.0 - from.1);
+        let says = format!("{got} executed by the tenant, {kernel} in its kernel");
+        println!("{says}");
+        // It is in user mode as well, where only the control domain is, too.
+        share = if kernel > 0 && got > kernel { Ok(()) } else { Err(says) };
+        found = compare(&from.0, &to.1, Some(0), here);
+        if found.is_err() || share.is_err() || same(&from.0, &to.1, 0) {
+            break;
+        }
+        found = Err(NEVER_SAME.to_owned());
+    }
+    tally.check(
+        "what a PVH tenant and its neighbour execute is accounted to the instruction",
+        found,
+    );
+    tally.check("a PVH tenant's kernel is in what the tenant has executed", share);
+    tenant.destroy()?;
+    let gone = accounts.all()?.iter().all(|one| one.domain != domain);
+    let says = if gone { Ok(()) } else { Err("it is there".to_owned()) };
+    tally.check("the account of a domain that has ended is gone", says);
+    accounts.stop()?;
+    drop(session);
+    Ok(tally.finish())
+}
+
+/// Only one session is at a time, and it ends by itself when nobody reads accounts any more.
+fn ends(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    accounts.start(INSTRUCTIONS)?;
+    let busy = accounts.start(INSTRUCTIONS);
+    tally.check("there is one accounting at a time", equal(busy, Err(Refusal::EBUSY)));
+    sleep(Duration::from_millis(ACCOUNTS_LEASE_MS + 1_000));
+    let ended = accounts.batch(0, 0).map(drop);
+    let what = "an accounting ends when nobody reads accounts";
+    tally.check(what, equal(ended, Err(Refusal::ENXIO)));
+    accounts.start(INSTRUCTIONS)?;
+    let first = Look::here(accounts)?.sum(|one| one.domain == 0)[0];
+    let fits = if first < 10_000_000 { Ok(()) } else { Err(format!("{first} instructions")) };
+    tally.check("the next accounting begins anew", fits);
+    tally.check("an accounting can be ended", equal(accounts.stop(), Ok(())));
+    Ok(())
+}
