@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Implements `perfctr domains`, which says on a host which domains may count, and with what, and
-//! changes it.
+//! changes it, and counts what they execute.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -16,6 +17,8 @@ use perfctr::host::{Domain, Host};
 use serde_json::json;
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
+use crate::accounts;
+use crate::events::{EventList, EventParser};
 use crate::text::{harmless, print};
 
 /// The options of `perfctr domains`.
@@ -54,6 +57,30 @@ enum Action {
         /// Each machine is allowed once while this runs. One that is forbidden later stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
         every: Option<u64>,
+    },
+    /// Counts on a Xen host what each virtual CPU executes, and what the hypervisor does meanwhile.
+    ///
+    /// It counts until the command ends, or until it is interrupted. The domains need not be
+    /// allowed to count, and do not notice it.
+    Counts {
+        /// The event.  `perfctr list` shows names.
+        #[arg(
+            short,
+            long,
+            value_parser = EventParser::Single,
+            hide_possible_values = true,
+            default_value = "instructions"
+        )]
+        event: EventList,
+        /// Counts an event that is not known to be right on this CPU, too.
+        #[arg(long)]
+        unverified: bool,
+        /// Prints JSON.
+        #[arg(long)]
+        json: bool,
+        /// A command to run meanwhile, with its arguments.
+        #[arg(last = true)]
+        command: Vec<OsString>,
     },
     /// Says what guests may use.
     Limits {
@@ -171,6 +198,10 @@ fn machines(host: &Host) -> Result<Vec<Domain>> {
 
 /// Runs `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if let Action::Counts { event, unverified, json, command } = &options.action {
+        let events = event.events(*unverified);
+        return Ok(accounts::count(&events, names_of_xl, command, *json)?.into());
+    }
     let host = Host::open()?;
     let allow = |domain: &str, allowed| {
         let id = number(domain, || Ok(names(host.domains()?.as_deref())))?;
@@ -182,6 +213,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Action::Forbid { domain } => allow(domain, false)?,
         Action::Apply { file, every } => apply(&host, file, *every)?,
         Action::Limits { json } => limits(&host, *json)?,
+        Action::Counts { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }

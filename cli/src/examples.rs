@@ -11,14 +11,18 @@ Examples:
   perfctr domains list
       Lists the virtual machines of a KVM host, and which of them may count.
   perfctr domains allow web
-      Lets the virtual machine `web` count.";
+      Lets the virtual machine `web` count.
+  perfctr domains counts -e instructions -- sleep 5
+      Counts for five seconds what each virtual CPU of a Xen host executes.";
 
 pub const EXPORT: &str = "\
 Examples:
   perfctr export -p 1234
       Serves the counts of process 1234.
   perfctr export -G /sys/fs/cgroup/web.slice
-      Serves the counts of a group of processes.";
+      Serves the counts of a group of processes.
+  perfctr export --host -e instructions
+      Serves the counts of all domains of a Xen host.";
 
 pub const GATE: &str = "\
 Examples:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr export`: counts of processes, threads and groups of processes, as Prometheus
-//! and others scrape them (OpenMetrics).
+//! Implements `perfctr export`: counts of processes, threads and groups of processes, and of a
+//! host's domains, as Prometheus and others scrape them (OpenMetrics).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use libc::pid_t;
-use perfctr::Event;
 use perfctr::watch::{Total, Watched};
+use perfctr::{Error, Event};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{self, DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -20,6 +20,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::registry::Registry;
 use tiny_http::{Header, Method, Request, Response, Server};
 
+use crate::accounts::{Accounts, Row};
+use crate::domains::names_of_xl;
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::live::{How, Live, Threads};
@@ -35,7 +37,8 @@ pub struct Options {
         long,
         value_parser = EventParser::Single,
         hide_possible_values = true,
-        default_value = "instructions:u,cycles:u"
+        default_value = "instructions:u,cycles:u",
+        default_value_if("host", "true", "instructions")
     )]
     event: EventList,
     /// Counts events that are not known to be right on this CPU, too.
@@ -47,6 +50,10 @@ pub struct Options {
     /// Exports a group of processes, by its directory of cgroup v2; may be given several times.
     #[arg(short = 'G', long, value_name = "DIRECTORY")]
     cgroup: Vec<PathBuf>,
+    /// Exports all domains of the Xen host that this is the control domain of, by one event: what
+    /// each virtual CPU executes, and what the hypervisor executes meanwhile.
+    #[arg(long, conflicts_with_all = ["pid", "cgroup"])]
+    host: bool,
     /// Listens at this address; whoever can reach it can read the counts.
     #[arg(short, long, default_value = "127.0.0.1:9464")]
     listen: String,
@@ -67,11 +74,15 @@ struct Counted {
     processes: Vec<(pid_t, Watched)>,
     threads: Mutex<Threads>,
     cgroups: Vec<(PathBuf, Watched)>,
+    domains: Option<Mutex<Accounts>>,
 }
 
 impl Counted {
     fn open(options: &Options) -> Result<Self> {
         let events = &options.event.events(options.unverified);
+        if options.host {
+            return Self::host(events);
+        }
         limits::raise();
         // If there are no counters at all, this says why.
         Here::find()?.counts(events)?;
@@ -84,7 +95,30 @@ impl Counted {
             processes: pids.iter().map(process).collect::<Result<_>>()?,
             threads: Mutex::new(Threads::new(events, &pids)?),
             cgroups: groups.iter().map(group).collect::<Result<_>>()?,
+            domains: None,
         })
+    }
+
+    /// Counts the domains of this host.
+    fn host(events: &[Event]) -> Result<Self> {
+        Ok(Self {
+            events: events.to_vec(),
+            processes: Vec::new(),
+            threads: Mutex::new(Threads::new(events, &[])?),
+            cgroups: Vec::new(),
+            domains: Some(Mutex::new(Accounts::start(events, names_of_xl)?)),
+        })
+    }
+
+    /// Keeps what ends by itself from ending, or begins it anew: its counters then begin with 0.
+    fn renew(&self) -> Result<()> {
+        let Some(domains) = &self.domains else { return Ok(()) };
+        let mut domains = domains.lock().unwrap_or_else(PoisonError::into_inner);
+        match domains.renew() {
+            Err(Error::NotAccounted(_)) => *domains = Accounts::start(&self.events, names_of_xl)?,
+            renewed => renewed?,
+        }
+        Ok(())
     }
 
     /// Reads everything for one scrape.
@@ -110,6 +144,9 @@ impl Counted {
                 vec![("cgroup", path.display().to_string())],
                 watched.read()?.into_values(),
             ));
+        }
+        if let Some(domains) = &self.domains {
+            scrape.domains = domains.lock().unwrap_or_else(PoisonError::into_inner).rows()?;
         }
         Ok(scrape)
     }
@@ -138,6 +175,7 @@ struct Scrape {
     processes: Vec<(Labels, Vec<Total>)>,
     threads: Vec<(Labels, Vec<Total>)>,
     cgroups: Vec<(Labels, Vec<Total>)>,
+    domains: Vec<Row>,
 }
 
 impl Collector for Scrape {
@@ -149,11 +187,44 @@ impl Collector for Scrape {
         ] {
             self.counts(&mut encoder, name, whose, all)?;
         }
-        Ok(())
+        self.domains(&mut encoder)
     }
 }
 
 impl Scrape {
+    /// Encodes what each virtual CPU of a host and the hypervisor meanwhile have executed.
+    fn domains(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        if self.domains.is_empty() {
+            return Ok(());
+        }
+        let help = "Events that a domain and the hypervisor meanwhile have executed";
+        let mut family =
+            encoder.encode_descriptor("domain_events", help, None, MetricType::Counter)?;
+        let event = self.events.first().map(Event::to_string).unwrap_or_default();
+        for row in &self.domains {
+            let by = match (row.executed, row.hypervisor) {
+                (Some(executed), Some(hypervisor)) => {
+                    vec![("domain", executed), ("hypervisor", hypervisor)]
+                }
+                _ => vec![("both", row.sum)],
+            };
+            for (by, count) in by {
+                let labels = [
+                    (
+                        "domain",
+                        row.domain.map_or_else(|| "idle".to_owned(), |domain| domain.to_string()),
+                    ),
+                    ("name", row.name.clone()),
+                    ("vcpu", row.vcpu.to_string()),
+                    ("event", event.clone()),
+                    ("by", by.to_owned()),
+                ];
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Encodes the counts, for how long they were to be counted, and for how long they were: less
     /// if events took turns.
     fn counts(
@@ -201,8 +272,8 @@ impl Scrape {
 
 /// Runs `perfctr export`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let nothing = options.pid.is_empty() && options.cgroup.is_empty();
-    ensure!(!nothing, "nothing to export: --pid or --cgroup says what");
+    let nothing = options.pid.is_empty() && options.cgroup.is_empty() && !options.host;
+    ensure!(!nothing, "nothing to export: --pid, --cgroup or --host says what");
     let counted = Counted::open(options)?;
     if options.once {
         text::print(&counted.scrape()?.text()?)?;
@@ -213,6 +284,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let server = server.with_context(|| format!("cannot listen on {}", options.listen))?;
     text::tell(format_args!("http://{}/metrics", server.server_addr()));
     while !signals.interrupted() {
+        counted.renew()?;
         if let Some(request) = server.recv_timeout(LOOK)? {
             // A client that has gone away needs no answer.
             answer(request, &counted).ok();
@@ -254,11 +326,49 @@ mod tests {
     #[test]
     fn threads_are_those_of_processes_that_were_named() {
         let threads = Mutex::new(Threads::new(&[], &[]).unwrap());
-        let counted =
-            Counted { events: Vec::new(), processes: Vec::new(), threads, cgroups: Vec::new() };
+        let counted = Counted {
+            events: Vec::new(),
+            processes: Vec::new(),
+            threads,
+            cgroups: Vec::new(),
+            domains: None,
+        };
         assert_eq!(counted.scrape().unwrap().threads, []);
         let threads = counted.threads.into_inner().unwrap();
         assert!(threads.live.is_empty(), "nobody has asked for the whole machine's");
+    }
+
+    #[test]
+    fn domains_are_written_by_who_has_executed() {
+        let most = u64::MAX;
+        let row = |domain, executed, hypervisor| Row {
+            domain,
+            name: if domain.is_some() { "web".into() } else { "idle".into() },
+            vcpu: 1,
+            executed,
+            hypervisor,
+            sum: 9,
+        };
+        let domains = vec![
+            row(Some(3), Some(most), Some(5)),
+            row(Some(4), None, None),
+            row(None, Some(0), Some(8)),
+        ];
+        let scrape = Scrape { events: vec![Event::INSTRUCTIONS], domains, ..Scrape::default() };
+        let text = scrape.text().unwrap();
+        for (domain, name, by, count) in [
+            ("3", "web", "domain", most),
+            ("3", "web", "hypervisor", 5),
+            ("4", "web", "both", 9),
+            ("idle", "idle", "domain", 0),
+            ("idle", "idle", "hypervisor", 8),
+        ] {
+            let line = format!(
+                "perfctr_domain_events_total{{domain=\"{domain}\",name=\"{name}\",vcpu=\"1\",\
+                 event=\"instructions\",by=\"{by}\"}} {count}"
+            );
+            assert!(text.lines().any(|found| found == line), "`{line}` is not in\n{text}");
+        }
     }
 
     #[test]

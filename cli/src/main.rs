@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The command `perfctr`, which says what can be counted here, and what programs do.
 
+mod accounts;
 mod domains;
 mod elf;
 mod events;
@@ -54,10 +55,10 @@ enum Verb {
     /// Compares two profiles: which functions execute more or less than before.
     #[command(after_help = examples::DIFF)]
     Diff(report::diff::Options),
-    /// Says on a Xen or a KVM host which virtual machines may count, and changes it.
+    /// Says on a host which virtual machines may count, changes that, or counts what they execute.
     #[command(after_help = examples::DOMAINS)]
     Domains(domains::Options),
-    /// Serves counts of processes, threads and cgroups to Prometheus.
+    /// Serves counts of processes, threads and cgroups, or of a host's domains, to Prometheus.
     #[command(after_help = examples::EXPORT)]
     Export(export::Options),
     /// Runs a program and fails if it executes more than the baseline says.

@@ -103,6 +103,9 @@ pub enum Error {
     /// The host's physical CPUs cannot be sampled.
     #[error("the host cannot be sampled: {0}")]
     NotSampled(&'static str),
+    /// The host does not account events to its virtual CPUs.
+    #[error("the host keeps no accounts: {0}")]
+    NotAccounted(&'static str),
     /// The kernel refused a request.
     #[error("cannot {operation}: {error}{}", remedy(.error))]
     #[non_exhaustive]

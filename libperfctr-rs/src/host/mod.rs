@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The hypervisor's driver, by which a host's administrator decides which guests may count.
 
+mod accounts;
 mod kvm;
 mod samples;
 mod symbols;
@@ -11,6 +12,8 @@ use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
 use shared_abi::version::ABI_MAJOR;
 
 use crate::error::Error;
+use crate::event::Event;
+pub use accounts::{Divided, HostAccount, HostAccounts};
 use kvm::Kvm;
 pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode};
 pub use symbols::Symbol;
@@ -118,6 +121,18 @@ impl Host {
         match &self.0 {
             Hypervisor::Xen(_) => Ok(None),
             Hypervisor::Kvm(kvm) => kvm.domains().map(Some),
+        }
+    }
+
+    /// Has an event accounted to the virtual CPUs that execute it.  This is for Xen.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HostAccounts::start`].  [`Error::NotAccounted`]: this is a KVM host.
+    pub fn accounts(self, event: Event) -> Result<HostAccounts, Error> {
+        match self.0 {
+            Hypervisor::Xen(xen) => HostAccounts::start(xen, event),
+            Hypervisor::Kvm(_) => Err(Error::NotAccounted(accounts::PERF)),
         }
     }
 }

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the virtual CPUs of a Xen host execute themselves, and what the hypervisor executes
+//! meanwhile: for `perfctr domains counts` and `perfctr export --host`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use perfctr::host::{Divided, Host, HostAccount, HostAccounts, IDLE_DOMAIN};
+use perfctr::{Error, Event};
+use serde::Serialize;
+
+use crate::program::beside::{self, Beside};
+use crate::program::{Signals, Target};
+use crate::text::{harmless, print};
+
+/// The accounts are read at least so often. The driver ends them after ten seconds.
+const RENEW: Duration = Duration::from_secs(2);
+
+/// The names of domains, by their numbers.
+type Names = HashMap<u32, String>;
+
+/// One virtual CPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// `None` for the idle domain.
+    pub domain: Option<u32>,
+    pub name: String,
+    pub vcpu: u32,
+    /// Without these, the processor does not divide the sum.
+    pub executed: Option<u64>,
+    pub hypervisor: Option<u64>,
+    pub sum: u64,
+}
+
+impl Row {
+    fn new(account: &HostAccount, names: &Names) -> Self {
+        let HostAccount { domain, vcpu, sum, divided } = *account;
+        let is_idle = domain == IDLE_DOMAIN;
+        let name = || names.get(&domain).cloned().unwrap_or_default();
+        Self {
+            domain: (!is_idle).then_some(domain),
+            name: if is_idle { "idle".to_owned() } else { name() },
+            vcpu,
+            executed: divided.map(|Divided { executed, .. }| executed),
+            hypervisor: divided.map(|Divided { hypervisor, .. }| hypervisor),
+            sum,
+        }
+    }
+}
+
+/// The accounts of one event, which go on.
+#[derive(Debug)]
+pub struct Accounts {
+    pub event: Event,
+    accounts: HostAccounts,
+    read: Instant,
+    names: Names,
+    named: BTreeSet<u32>,
+    ask: fn() -> Names,
+}
+
+impl Accounts {
+    /// Begins to account the only one of these events. `ask` returns the domains' names.
+    pub fn start(events: &[Event], ask: fn() -> Names) -> Result<Self> {
+        ensure!(events.len() == 1, "{} events found: a host accounts one", events.len());
+        let event = events[0];
+        let accounts = Host::open()?.accounts(event)?;
+        let (names, named) = (Names::new(), BTreeSet::new());
+        Ok(Self { event, accounts, read: Instant::now(), names, named, ask })
+    }
+
+    /// Returns all virtual CPUs that there are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAccounted`]: the accounting has ended.
+    pub fn rows(&mut self) -> Result<Vec<Row>, Error> {
+        let accounts = self.read()?;
+        let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();
+        if domains != self.named {
+            self.names = (self.ask)();
+            self.named = domains;
+        }
+        Ok(accounts.iter().map(|account| Row::new(account, &self.names)).collect())
+    }
+
+    /// Keeps the accounting from ending by itself. This is called often.
+    ///
+    /// # Errors
+    ///
+    /// As for [`rows`](Self::rows).
+    pub fn renew(&mut self) -> Result<(), Error> {
+        if self.read.elapsed() >= RENEW { self.read().map(drop) } else { Ok(()) }
+    }
+
+    fn read(&mut self) -> Result<Vec<HostAccount>, Error> {
+        let accounts = self.accounts.read()?;
+        self.read = Instant::now();
+        Ok(accounts)
+    }
+}
+
+/// Counts until a command ends or the caller interrupts, and prints a table, or JSON. Returns the
+/// command's exit status.
+pub fn count(events: &[Event], ask: fn() -> Names, command: &[OsString], json: bool) -> Result<u8> {
+    let signals = Signals::handle(Target::Cpus(command), None)?;
+    let mut counting = Counting { events, ask, accounts: None };
+    let (status, _) = beside::run(command, None, &signals, &mut counting)?;
+    if let Some(mut accounts) = counting.accounts {
+        let rows = accounts.rows()?;
+        let text = if json { document(accounts.event, &rows)? } else { table(&rows) };
+        print(&text)?;
+    }
+    Ok(status)
+}
+
+struct Counting<'a> {
+    events: &'a [Event],
+    ask: fn() -> Names,
+    accounts: Option<Accounts>,
+}
+
+impl Beside for Counting<'_> {
+    fn begin(&mut self) -> Result<()> {
+        self.accounts = Some(Accounts::start(self.events, self.ask)?);
+        Ok(())
+    }
+
+    fn tick(&mut self) -> Result<()> {
+        self.accounts.as_mut().map_or(Ok(()), Accounts::renew)?;
+        Ok(())
+    }
+}
+
+/// The document that `--json` prints.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    format: &'static str,
+    version: u32,
+    event: String,
+    vcpus: &'a [Row],
+}
+
+fn document(event: Event, vcpus: &[Row]) -> Result<String> {
+    let (format, event) = ("perfctr domains counts", event.to_string());
+    Ok(serde_json::to_string_pretty(&Document { format, version: 1, event, vcpus })? + "\n")
+}
+
+fn table(rows: &[Row]) -> String {
+    let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), grouped);
+    let mut text = format!(
+        "{:>6} {:>5} {:>22} {:>22} {:>22}  name\n",
+        "domain", "vCPU", "executed", "by the hypervisor", "sum"
+    );
+    for row in rows {
+        let domain = row.domain.map_or_else(|| "-".to_owned(), |domain| domain.to_string());
+        let (executed, hypervisor) = (number(row.executed), number(row.hypervisor));
+        let (vcpu, sum, name) = (row.vcpu, grouped(row.sum), harmless(&row.name));
+        let line =
+            format!("{domain:>6} {vcpu:>5} {executed:>22} {hypervisor:>22} {sum:>22}  {name}");
+        text += line.trim_end();
+        text += "\n";
+    }
+    text
+}
+
+/// Returns a number with a comma before each third digit from the end.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(domain: u32, vcpu: u32, divided: bool) -> HostAccount {
+        let divided = divided.then_some(Divided { executed: 1_234_567, hypervisor: 890 });
+        HostAccount { domain, vcpu, sum: 1_235_457, divided }
+    }
+
+    fn rows() -> Vec<Row> {
+        let names = Names::from([(0, "Domain-0".to_owned()), (3, "we\x1bb".to_owned())]);
+        let accounts = [account(0, 1, true), account(3, 0, false), account(IDLE_DOMAIN, 7, true)];
+        accounts.iter().map(|account| Row::new(account, &names)).collect()
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_virtual_cpu() {
+        let expected = "\
+domain  vCPU               executed      by the hypervisor                    sum  name
+     0     1              1,234,567                    890              1,235,457  Domain-0
+     3     0                      -                      -              1,235,457  we\\u{1b}b
+     -     7              1,234,567                    890              1,235,457  idle
+";
+        assert_eq!(table(&rows()), expected);
+    }
+
+    #[test]
+    fn the_document_has_the_numbers_that_there_are() {
+        let text = document(Event::INSTRUCTIONS, &rows()).unwrap();
+        let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(document["event"], "instructions");
+        let vcpus = document["vcpus"].as_array().unwrap();
+        assert_eq!((&vcpus[0]["domain"], &vcpus[0]["executed"]), (&0.into(), &1_234_567.into()));
+        assert_eq!((&vcpus[1]["hypervisor"], &vcpus[1]["sum"]), (&().into(), &1_235_457.into()));
+        assert_eq!((&vcpus[2]["domain"], &vcpus[2]["name"]), (&().into(), &"idle".into()));
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        let expected = [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")];
+        for (number, text) in expected {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn a_host_accounts_one_event() {
+        let refused =
+            |events: &[Event]| Accounts::start(events, Names::new).unwrap_err().to_string();
+        assert_eq!(refused(&[]), "0 events found: a host accounts one");
+        assert_eq!(refused(&[Event::CYCLES; 2]), "2 events found: a host accounts one");
+    }
+}
