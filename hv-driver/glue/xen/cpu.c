@@ -22,6 +22,7 @@
 
 bool __read_mostly perfctr_on;
 bool __read_mostly perfctr_counts_entries;
+bool __read_mostly perfctr_keeps_accounts;
 
 struct perfctr_core_driver *perfctr_driver(void)
 {

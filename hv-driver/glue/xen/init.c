@@ -79,6 +79,7 @@ static int __init cf_check perfctr_init(void)
     }
 
     perfctr_counts_entries = options.counts_entries;
+    perfctr_keeps_accounts = options.accounts;
     perfctr_on = true;
     printk("perfctr: on, ABI %d.%d%s\n", PERFCTR_ABI_MAJOR, PERFCTR_ABI_MINOR,
            options.measure_cost ? ", measuring its own cost" : "");

@@ -30,6 +30,8 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 extern bool perfctr_on;
 /* Set once, before that: the core is asked at each entry to a guest of SVM. */
 extern bool perfctr_counts_entries;
+/* Set once, before that: this CPU may have to account at a switch. */
+extern bool perfctr_keeps_accounts;
 struct perfctr_core_driver *perfctr_driver(void);
 /* Takes over every CPU that is up, and from then on those that come up. */
 bool perfctr_take_cpus(void);

@@ -50,7 +50,7 @@ void perfctr_switch_from(struct vcpu *v)
     if ( p )
         switch_from(v, p);
     /* Last, so that it is in v's own account. */
-    if ( unlikely(perfctr_is_accounting()) )
+    if ( unlikely(perfctr_keeps_accounts) && perfctr_is_accounting() )
         perfctr_account_current(v);
 }
 
@@ -79,7 +79,7 @@ void perfctr_switch_to(struct vcpu *v)
         switch_to(v, p);
     else
         perfctr_core_run_stranger(perfctr_this_cpu());
-    if ( unlikely(perfctr_is_accounting()) )
+    if ( unlikely(perfctr_keeps_accounts) && perfctr_is_accounting() )
         perfctr_core_account_next(perfctr_this_cpu(), perfctr_rings_of(v));
     local_irq_restore(flags);
 }

@@ -22,7 +22,9 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.add_program("vm-tests", "overflow")?;
     add_command(&mut spec)?;
     report.program(spec, "system")?;
-    report.program(self::spec("pv", "accounts", &["/work/accounts"])?, "accounts")?;
+    let mut spec = self::spec("pv", "accounts", &["/work/accounts"])?;
+    spec.add_program("cli", "perfctr")?;
+    report.program(spec, "accounts")?;
     let all = "/work/system; system=$?; /work/system passive || system=1; \
                /work/accounts passive && exit $system";
     let mut spec = self::spec("pv-amd", "profile,accounts", &["sh", "-c", all])?;

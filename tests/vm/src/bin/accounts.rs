@@ -10,7 +10,7 @@
 //! program `system`.
 
 use std::env;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
+use serde_json::Value;
 use shared_abi::hypercall::{
     ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, HvAccount, HvAccounting, HvAccounts, OP_ACCOUNTS_READ,
     OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
@@ -93,6 +94,17 @@ fn executed_here() -> Executed {
     [outside + guests, ring_0.wrapping_sub(guests)]
 }
 
+/// What both physical CPUs have executed. This thread is on a virtual CPU of each for that.
+fn both_executed() -> Result<Executed> {
+    let mut sum = [0; 2];
+    for cpu in [OTHER, CPU] {
+        run_on(SELF, &[cpu as usize])?;
+        let here = executed_here();
+        sum = [0, 1].map(|n| here[n].wrapping_add(sum[n]));
+    }
+    Ok(sum)
+}
+
 /// The accounts, and what physical CPUs had executed before and after they were read.
 struct Look {
     before: Executed,
@@ -110,18 +122,9 @@ impl Look {
 
     /// The same for both physical CPUs, with this thread on a virtual CPU of each.
     fn everywhere(accounts: &Accounts<'_>) -> Result<Self> {
-        let both = || -> Result<Executed> {
-            let mut sum = [0; 2];
-            for cpu in [OTHER, CPU] {
-                run_on(SELF, &[cpu as usize])?;
-                let here = executed_here();
-                sum = [0, 1].map(|n| here[n].wrapping_add(sum[n]));
-            }
-            Ok(sum)
-        };
-        let before = both()?;
+        let before = both_executed()?;
         let accounts = accounts.all()?;
-        Ok(Self { before, accounts, after: both()? })
+        Ok(Self { before, accounts, after: both_executed()? })
     }
 
     /// Returns the look of many between whose ends least was executed by guests, or by the
@@ -189,7 +192,10 @@ fn main() -> Result<ExitCode> {
     known(&accounts, &mut tally)?;
     switches(&accounts, &mut tally)?;
     storm(&accounts, &all, &mut tally)?;
+    accounts.stop()?;
+    command(all.len(), &mut tally)?;
     drop(session);
+    accounts.start(INSTRUCTIONS)?;
     beside(&accounts, &mut tally)?;
     accounts.stop()?;
     ends(&accounts, &mut tally)?;
@@ -335,6 +341,38 @@ fn storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()
         compare(&from, &to, None, |_| true),
     );
     Ok(())
+}
+
+/// The command shows the same accounts, and serves them to Prometheus.
+fn command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
+    let before = both_executed()?;
+    let shown = said(&["domains", "counts", "--json", "--", "sleep", "1"])?;
+    let after = both_executed()?;
+    let most: u64 = [0, 1].map(|n| after[n].wrapping_sub(before[n])).iter().sum();
+    let shown: Value = serde_json::from_str(&shown)?;
+    let vcpus = shown["vcpus"].as_array().context("no list")?;
+    let sum = vcpus.iter().filter_map(|one| one["sum"].as_u64()).sum::<u64>();
+    println!("{sum} of {most} instructions are in the command's accounts");
+    let is_idle = |one: &&Value| one["name"] == "idle" && one["executed"] == 0;
+    let names = [vcpus.iter().filter(is_idle).count(), vcpus.len()];
+    tally.check("the command shows each virtual CPU", equal(names, [2, 2 + vcpus_of_this]));
+    let fits = sum > most / 2 && sum < most;
+    let says = format!("{sum} of {most} instructions");
+    tally.check("the command shows what all CPUs execute", fits.then_some(()).ok_or(says));
+    let served = said(&["export", "--host", "--once"])?;
+    let first = "perfctr_domain_events_total{domain=\"0\",name=\"";
+    let by = ["by=\"domain\"", "by=\"hypervisor\""]
+        .map(|by| served.lines().any(|line| line.starts_with(first) && line.contains(by)));
+    tally.check("the command serves accounts", equal(by, [true; 2]));
+    Ok(())
+}
+
+/// Returns what the command writes to its standard output.
+fn said(words: &[&str]) -> Result<String> {
+    let output = Command::new("/work/perfctr").args(words).output().context("/work/perfctr")?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{words:?}: {}: {error}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Guests' counts stay exact while events are accounted.
