@@ -213,7 +213,7 @@ const HARDWARE: Rings = Rings::Hardware;
 fn each_vcpu_has_what_it_executes_and_what_is_executed_meanwhile() {
     for cpu in [intel(), amd()] {
         let (driver, mut core) = accounting(&cpu);
-        let [first, second, idle] = [const { () }; 3].map(|()| Account::default());
+        let [first, second, idle] = [1, 2, 3].map(|_| Account::default());
         core.runs(&driver, &first, &[(Pv, 1_000)], 100);
         core.runs(&driver, &idle, &[], 7);
         core.runs(&driver, &second, &[(Pv, 30)], 20);
@@ -230,7 +230,7 @@ fn each_vcpu_has_what_it_executes_and_what_is_executed_meanwhile() {
 #[test]
 fn guests_with_rings_of_their_own_have_their_kernels_events_where_the_cpu_tells_them_apart() {
     let (driver, mut core) = accounting(&amd());
-    let [pv, pvh] = [const { () }; 2].map(|()| Account::default());
+    let [pv, pvh] = [1, 2].map(|_| Account::default());
     for _ in 0..2 {
         core.runs(&driver, &pvh, &[(Kernel, 400), (User, 50), (Kernel, 6)], 11);
         core.runs(&driver, &pv, &[(Pv, 9)], 2);

@@ -29,6 +29,8 @@ pub fn run(report: &mut Report) -> Result<()> {
                /work/accounts passive && exit $system";
     let mut spec = self::spec("pv-amd", "profile,accounts", &["sh", "-c", all])?;
     spec.add_program("vm-tests", "accounts")?;
+    // Six counters, of which three are the host's.
+    spec.topology.cpu.push_str(",+perfctr-core");
     tenants::add_tenant(&mut spec, "system", &[])?;
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "system")
