@@ -37,7 +37,10 @@ static bool add_domain(struct perfctr_hv_accounts *answer,
     return true;
 }
 
-/* Xen lists domains in the order of their numbers, without the idle domain. */
+/*
+ * Xen lists domains in the order of their numbers, without the idle domain. One
+ * that has ended stays there as long as anybody has a reference to it.
+ */
 static bool add_domains(struct perfctr_hv_accounts *answer)
 {
     const struct domain *d;
@@ -46,7 +49,7 @@ static bool add_domains(struct perfctr_hv_accounts *answer)
     rcu_read_lock(&domlist_read_lock);
     for_each_domain(d)
     {
-        more = add_domain(answer, d);
+        more = d->is_dying || add_domain(answer, d);
         if ( !more )
             break;
     }
