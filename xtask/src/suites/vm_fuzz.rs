@@ -22,12 +22,14 @@ const CORPUS: &str = "tests/fuzz/corpus";
 /// its own.
 pub fn run(report: &mut Report) -> Result<()> {
     let calls = report.volume.pick("1000", "20000");
-    let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
+    let mut spec = Spec::new(report.topology, [] as [&str; 0])?;
+    let module = guest::module(&kernel::of(spec.linux.as_deref())?, Purpose::Fuzzing)?;
     let driver = xen::xen(Flavour::Fuzzing, None)?.with_file_name("xen-syms");
     let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];
     let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
+    spec.command = command.map(Into::into).to_vec();
     // The host's own samples can be asked for, too: a hostile kernel may be the control domain's.
-    let mut spec = Spec::new("pv", command)?.driver("profile")?;
+    spec = spec.driver("profile")?;
     spec.hypervisor()?.flavour = Flavour::Fuzzing;
     spec.timeout *= report.volume.pick(3, 16);
     tenants::add_tenant(&mut spec, "vm-fuzz", &for_tenant()?)?;
