@@ -402,6 +402,21 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_counted_is_told_of_all_runs() {
+        let options = options(&["-e", "instructions:u,cycles:u", "a"]);
+        let said = |unobserved: [u32; 2]| {
+            let runs = unobserved.map(|unobserved| Run { unobserved, ..run([10, 4]) });
+            let text = table(&options, "native", &Summary::all(&options.event, &runs), &[], &runs);
+            let line = text.lines().find(|line| line.contains("could not be counted"));
+            line.map(|line| line.trim().to_owned())
+        };
+        let expected =
+            |number| Some(format!("{number}  threads or programs that could not be counted"));
+        assert_eq!(said([0, 0]), None);
+        assert_eq!([said([2, 0]), said([0, 3]), said([2, 3])], [2, 3, 5].map(expected));
+    }
+
+    #[test]
     fn intervals_are_apart_by_what_was_counted_between() {
         let options = options(&["--csv", "-I", "10", "-e", "branches:u", "a"]);
         let mut text = Vec::new();
