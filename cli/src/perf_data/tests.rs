@@ -562,6 +562,19 @@ fn something_else_is_refused_by_what_it_is() {
 }
 
 #[test]
+fn a_file_is_the_one_that_was_recorded_and_not_what_it_is_now() {
+    let path = std::path::Path::new("/bin/sh");
+    let (now, mut written) = (Facts::read(path), profile());
+    let recorded = written.modules[0].build_id.clone();
+    assert!(now.build_id.is_some() && now.build_id != recorded, "so that this tests something");
+    let code = written.modules[0].code.clone();
+    written.modules[0] = Module::new(path.as_os_str(), Facts { build_id: recorded.clone(), code });
+    let read = read(&encode(&[written]).unwrap()).unwrap();
+    let module = read[0].modules.iter().find(|module| module.path == "/bin/sh").unwrap();
+    assert_eq!(module.build_id, recorded);
+}
+
+#[test]
 fn a_new_mapping_hides_what_was_there() {
     let map = |end, offset| Map { end, offset, file: None };
     let mut space = BTreeMap::new();

@@ -63,6 +63,17 @@ fn the_outermost_callers_of_a_running_process_are_left_out() {
 }
 
 #[test]
+fn what_a_process_had_mapped_is_known_after_its_end() {
+    let (mut space, mut files) = (Space::unstopped(std::process::id()), Files::default());
+    assert!(space.look(&mut files));
+    let before = space.maps.clone();
+    // No process has this number.
+    space.process = u32::MAX;
+    assert!(!space.look(&mut files));
+    assert_eq!(space.maps, before);
+}
+
+#[test]
 fn lines_of_maps_are_taken_apart() {
     let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
     let map = Map { addresses: 0x55d0..0x55e0, offset: 0x2000, path: "/opt/a b (deleted)".into() };

@@ -147,6 +147,16 @@ fn late_samples_are_a_skid_and_have_their_periods() {
 }
 
 #[test]
+fn a_sample_that_comes_behind_a_later_one_is_missed_once() {
+    let mut samples = samples(|_| 0, 0);
+    let in_order = Judged::of(&samples).unwrap();
+    samples.taken.swap(1, 2);
+    let swapped = Judged::of(&samples).unwrap();
+    let found = [&in_order, &swapped].map(|judged| (judged.missing, judged.doubled));
+    assert_eq!(found, [(0, 0), (1, 0)], "the second of ten");
+}
+
+#[test]
 fn the_interrupt_that_takes_a_sample_is_no_skid() {
     let mut measured = faultless();
     measured.samples = Outcome::Measured(samples(|_| 1, 1));
