@@ -22,17 +22,29 @@ const CORPUS: &str = "tests/fuzz/corpus";
 /// its own.
 pub fn run(report: &mut Report) -> Result<()> {
     let calls = report.volume.pick("1000", "20000");
-    let mut spec = Spec::new(report.topology, [] as [&str; 0])?;
-    let module = guest::module(&kernel::of(spec.linux.as_deref())?, Purpose::Fuzzing)?;
+    let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
     let driver = xen::xen(Flavour::Fuzzing, None)?.with_file_name("xen-syms");
     let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];
     let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
-    spec.command = command.map(Into::into).to_vec();
     // The host's own samples can be asked for, too: a hostile kernel may be the control domain's.
-    spec = spec.driver("profile")?;
+    let mut spec = Spec::new("pv", command)?.driver("profile")?;
     spec.hypervisor()?.flavour = Flavour::Fuzzing;
     spec.timeout *= report.volume.pick(3, 16);
     tenants::add_tenant(&mut spec, "vm-fuzz", &for_tenant()?)?;
+    spec.files.push((sh::project().join(CORPUS), "/work/corpus".into()));
+    report.program(spec, "vm-fuzz")
+}
+
+/// Boots one machine with a hostile user, for an hour in the long tier. What the user's requests
+/// reach of the driver is not known there.
+pub fn user(report: &mut Report) -> Result<()> {
+    let minutes = report.volume.pick("0", "60");
+    let command = ["/work/vm-fuzz", "fuzz", "--only-user", "--minutes", minutes];
+    let mut spec = Spec::new(report.topology, command)?;
+    spec.fuzzing = true;
+    let module = guest::module(&kernel::of(spec.linux.as_deref())?, spec.purpose())?;
+    spec.command.extend(["--places".into(), places(&module)?.to_string().into(), "0".into()]);
+    spec.timeout *= report.volume.pick(12, 24);
     spec.files.push((sh::project().join(CORPUS), "/work/corpus".into()));
     report.program(spec, "vm-fuzz")
 }
