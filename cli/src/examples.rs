@@ -80,6 +80,8 @@ Examples:
       Runs the program 20 times in the same surroundings, and says by how much the counts differ.
   perfctr stat -I 1000 --csv -p 1234
       Prints what process 1234 counts in each second, until an interrupt.
+  perfctr stat -M branches -- ./program
+      Says how often the program branches, and how often the processor predicts that wrongly.
   perfctr stat -a -- sleep 10
       Counts whatever executes on all CPUs in ten seconds.
   perfctr stat -e {cycles:u,instructions:u},branches:u -- ./program

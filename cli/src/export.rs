@@ -293,11 +293,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns whether an address is that of the counts. Scrapers may add parameters.
+fn asks_for_counts(address: &str) -> bool {
+    address.split('?').next() == Some("/metrics")
+}
+
 fn answer(request: Request, counted: &Counted) -> Result<()> {
     if *request.method() != Method::Get {
         return Ok(request.respond(Response::empty(405))?);
     }
-    if request.url().split('?').next() != Some("/metrics") {
+    if !asks_for_counts(request.url()) {
         return Ok(request.respond(Response::empty(404))?);
     }
     match counted.scrape().and_then(Scrape::text) {
@@ -321,6 +326,20 @@ mod tests {
     #[test]
     fn what_is_named_twice_is_counted_once() {
         assert_eq!(unique(&[7, 9, 7, 8, 9]), [7, 9, 8]);
+    }
+
+    #[test]
+    fn counts_are_at_one_address_whatever_its_parameters() {
+        for (address, expected) in [
+            ("/metrics", true),
+            ("/metrics?format=text", true),
+            ("/metrics?", true),
+            ("/", false),
+            ("/metrics/x", false),
+            ("/x?/metrics", false),
+        ] {
+            assert_eq!(asks_for_counts(address), expected, "{address}");
+        }
     }
 
     #[test]

@@ -267,3 +267,113 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what is known of a guest that has everything, each number another one.
+    fn guest() -> Info {
+        let text = |text: &str| Some(text.to_owned());
+        let reason = "the kernel knows no PMU here".to_owned();
+        let refused = Refused { provider: "native".to_owned(), reason, remedy: "ask", errno: 2 };
+        Info {
+            provider: "paravirt".to_owned(),
+            refusals: vec![refused],
+            version: "9.8.7",
+            hypervisor: Some(Hypervisor {
+                name: "Xen".to_owned(),
+                version: text("4.17"),
+                guest: text("PV"),
+            }),
+            driver: Some(Driver { abi: "2.4".to_owned(), allows: true, all_events: false }),
+            driver_unknown: None,
+            module: Some(Module { version: text("0.3"), abi: text("2.5") }),
+            cpu: Cpu {
+                vendor: "AuthenticAMD".to_owned(),
+                family: 25,
+                model: 33,
+                stepping: 2,
+                brand: text("Ryzen"),
+            },
+            vcpus: Some(6),
+            counters: Some(Counters { general: 4, general_bits: 48, fixed: 3, fixed_bits: 40 }),
+            limits: Some(Limits { events_at_once: 7, samples: true, period_max: 2_147_483_647 }),
+            time: Time { unit: "TSC", khz: Some(2_400_000) },
+            policy: Policy {
+                perf_event_paranoid: Some(1),
+                perf_event_max_sample_rate: Some(100_000),
+                paranoid: Some(2),
+                device: Some(Access {
+                    path: "/dev/perfctr",
+                    mode: "660".to_owned(),
+                    uid: 0,
+                    gid: 117,
+                    opens: false,
+                }),
+                seccomp: true,
+            },
+        }
+    }
+
+    #[test]
+    fn each_fact_has_a_line_of_its_own() {
+        let lines = [
+            "provider     paravirt",
+            "not          native: the kernel knows no PMU here; ask",
+            "perfctr      9.8.7",
+            "hypervisor   Xen 4.17, PV guest",
+            "driver       ABI 2.4, lets this domain count events that count nothing of others",
+            "module       0.3, ABI 2.5",
+            "CPU          AuthenticAMD family 25 model 33 stepping 2 (Ryzen)",
+            "vCPUs        6",
+            "counters     4 general of 48 bits",
+            "             3 fixed of 40 bits",
+            "limits       7 events at once",
+            "             samples, every 2147483647 events or more often",
+            "time         TSC, 2400000 kHz",
+            "policy       kernel.perf_event_paranoid = 1",
+            "policy       kernel.perf_event_max_sample_rate = 100000",
+            "policy       the module's paranoid = 2",
+            "policy       /dev/perfctr mode 660, uid 0, gid 117: you may not open it",
+            "policy       system calls are filtered by seccomp",
+        ];
+        assert_eq!(guest().page().0.lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_or_left_out() {
+        let nothing = Info {
+            refusals: Vec::new(),
+            hypervisor: None,
+            driver: None,
+            driver_unknown: Some("asked in vain".to_owned()),
+            module: None,
+            vcpus: None,
+            counters: None,
+            limits: Some(Limits { events_at_once: 7, samples: false, period_max: 5 }),
+            time: Time { unit: "ns", khz: None },
+            policy: Policy {
+                perf_event_paranoid: None,
+                perf_event_max_sample_rate: None,
+                paranoid: None,
+                device: None,
+                seccomp: false,
+            },
+            ..guest()
+        };
+        let lines = [
+            "provider     paravirt",
+            "perfctr      9.8.7",
+            "hypervisor   none",
+            "driver       asked in vain",
+            "module       not loaded",
+            "CPU          AuthenticAMD family 25 model 33 stepping 2 (Ryzen)",
+            "counters     not known",
+            "limits       7 events at once",
+            "             no samples",
+            "time         ns, unknown",
+        ];
+        assert_eq!(nothing.page().0.lines().collect::<Vec<_>>(), lines);
+    }
+}

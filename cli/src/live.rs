@@ -122,7 +122,9 @@ impl Threads {
         Ok(Self { events: events.to_vec(), pids: pids.to_vec(), live: BTreeMap::new() })
     }
 
-    /// Finds threads that are new, and forgets those that have ended.
+    /// Finds threads that are new, forgets those that have ended, and notes what they are called
+    /// now: programs name their threads after these have begun, and a process that executes another
+    /// program gets that one's name.
     pub fn refresh(&mut self) -> Result<()> {
         let pids = if self.pids.is_empty() { processes()? } else { self.pids.clone() };
         let mut seen = BTreeSet::new();
@@ -130,8 +132,13 @@ impl Threads {
             // A process may end at any time.
             for tid in threads(pid).unwrap_or_default() {
                 seen.insert(tid);
-                if !self.live.contains_key(&tid) {
-                    self.open(pid, tid)?;
+                match self.live.get_mut(&tid) {
+                    Some(thread) => {
+                        // One that has ended meanwhile has no name.
+                        let name = Some(name(tid)).filter(|name| !name.is_empty());
+                        name.into_iter().for_each(|name| thread.name = name);
+                    }
+                    None => self.open(pid, tid)?,
                 }
             }
         }
@@ -160,6 +167,8 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::prctl;
+
     use super::*;
 
     #[test]
@@ -171,5 +180,38 @@ mod tests {
         for threads in [all, named] {
             assert!(!threads.passes_over(Cause::Forbidden));
         }
+    }
+
+    #[test]
+    fn threads_are_there_from_the_look_after_they_begin_to_the_one_after_they_end() {
+        let this = std::process::id().cast_signed();
+        let mut threads = Threads::new(&[], &[this]).unwrap();
+        let (wait, leave) = std::sync::mpsc::channel::<()>();
+        let (say, said) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            prctl::set_name(c"early").unwrap();
+            say.send(nix::unistd::gettid().as_raw()).unwrap();
+            leave.recv().ok();
+            prctl::set_name(c"late").unwrap();
+            say.send(0).unwrap();
+            leave.recv().ok();
+        });
+        let tid = said.recv().unwrap();
+        let mut is_there = || {
+            threads.refresh().unwrap();
+            threads.live.get(&tid).map(|thread| (thread.pid, thread.name.clone()))
+        };
+        let named = |name: &str| Some((this, name.to_owned()));
+        assert_eq!(is_there(), named("early"), "thread {tid} of process {this} has begun");
+        wait.send(()).unwrap();
+        said.recv().unwrap();
+        assert_eq!(is_there(), named("late"), "thread {tid} goes on by another name");
+        drop(wait);
+        other.join().unwrap();
+        // The kernel may list a thread for a moment after it was waited for.
+        while std::path::Path::new(&format!("/proc/{this}/task/{tid}")).exists() {
+            std::thread::yield_now();
+        }
+        assert_eq!(is_there(), None, "thread {tid} has ended");
     }
 }

@@ -53,6 +53,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pipe_that_was_closed_is_found_below_what_is_said_of_it() {
+        let error = |kind: io::ErrorKind| anyhow::Error::new(io::Error::from(kind));
+        let closed = || error(io::ErrorKind::BrokenPipe);
+        assert!(is_closed_pipe(&closed()));
+        assert!(is_closed_pipe(&closed().context("cannot write").context("no report")));
+        assert!(!is_closed_pipe(&error(io::ErrorKind::StorageFull).context("cannot write")));
+        assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
+    }
+
+    #[test]
     fn numbers_agree_with_their_nouns() {
         let all = [0, 1, 2].map(|n| counted(n, "thread"));
         assert_eq!(all, ["0 threads", "1 thread", "2 threads"]);

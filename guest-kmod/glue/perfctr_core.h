@@ -314,12 +314,12 @@ int perfctr_core_thread_init(struct perfctr_core_thread *memory,
 void perfctr_core_thread_release(const struct perfctr_core_thread *thread);
 
 /*
- * Takes a thread onto the vCPU that runs it now, and counts what that costs; see
+ * Takes a thread onto the vCPU that runs it now, and counts what that costs.
  */
 uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Takes a thread off the vCPU that ran it, and counts what that costs; see
+ * Takes a thread off the vCPU that ran it, and counts what that costs.
  */
 void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 

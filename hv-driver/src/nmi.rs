@@ -168,6 +168,17 @@ mod tests {
     }
 
     #[test]
+    fn an_overflow_that_came_with_another_explains_one_interrupt_more_for_a_while() {
+        for (after, expected) in [(ON_ITS_WAY_TICKS - 1, true), (ON_ITS_WAY_TICKS, false)] {
+            let (expected_interrupts, hardware) = armed();
+            expected_interrupts.expect_another(1_000);
+            hardware.tsc.set(1_000 + after);
+            let explained = [(); 2].map(|()| expected_interrupts.explains(&caps(), &hardware));
+            assert_eq!(explained, [expected, false], "{after} ticks later");
+        }
+    }
+
+    #[test]
     fn each_overflow_explains_one_interrupt() {
         let (expected, hardware) = armed();
         for counter in &hardware.counters {

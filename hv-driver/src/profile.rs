@@ -540,6 +540,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_taken_before_is_not_behind_what_is_taken_now() {
+        let host = Host::sampling();
+        let mut out = HvSamples::new_zeroed();
+        for (ips, expected) in [(&[3, 4, 5][..], [3, 4, 5]), (&[6], [6, 0, 0]), (&[], [0; 3])] {
+            ips.iter().for_each(|&ip| host.ring.add(&HvSample { ip, ..AT }));
+            host.ring.take(&mut out);
+            assert_eq!(out.count as usize, ips.len());
+            let found = [0, 1, 2].map(|n| out.sample[n]);
+            let sample = |ip| if ip > 0 { HvSample { ip, ..AT } } else { HvSample::default() };
+            assert_eq!(found, expected.map(sample), "{ips:?} were added");
+        }
+    }
+
+    #[test]
     fn there_is_one_session_at_a_time_and_it_ends() {
         let driver = Host::new(&nehalem()).driver;
         assert!(!driver.end_profile(), "there is none");
@@ -579,5 +593,16 @@ mod tests {
         assert_eq!(host.driver.take_samples(None, 1, &mut out), Err(Errno::NOENT));
         assert!(host.driver.end_profile());
         assert_eq!(host.take().unwrap_err(), Errno::NXIO);
+    }
+
+    #[test]
+    fn who_asks_only_for_a_cpu_that_is_not_sampled_is_sampled_for_no_more() {
+        let lease = PROFILE_LEASE_MS * TICKS_PER_MS;
+        let host = Host::sampling();
+        let mut out = HvSamples::new_zeroed();
+        for (now, expected) in [(lease, Errno::NOENT), (lease + 1, Errno::NXIO)] {
+            let taken = host.driver.take_samples(None, now, &mut out);
+            assert_eq!(taken, Err(expected), "at {now}, with a lease from 1 to {}", lease + 1);
+        }
     }
 }

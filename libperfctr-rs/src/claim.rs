@@ -61,4 +61,15 @@ mod tests {
         drop(own);
         assert!(Claim::take().is_ok());
     }
+
+    #[test]
+    fn a_forked_child_may_have_a_session_beside_that_of_its_parent() {
+        // The child finds what its parent has noted, and is of another generation.
+        CLAIMED.set(Some(Generation::of_child()));
+        let own = Claim::take();
+        assert!(own.is_ok(), "{own:?} in {:?}", Generation::current());
+        assert!(matches!(Claim::take(), Err(Error::AlreadyOpen)), "{own:?} is its own");
+        drop(own);
+        assert_eq!(CLAIMED.get(), None);
+    }
 }

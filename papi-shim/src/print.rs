@@ -149,6 +149,30 @@ mod tests {
     }
 
     #[test]
+    fn counters_that_interrupt_are_printed_behind_the_others() {
+        let mut control = CpuControl::new_zeroed();
+        (control.nractrs, control.nrictrs) = (1, 1);
+        (control.evntsel[0], control.pmc_map[0]) = (0x0041_00c0, 2);
+        (control.evntsel[1], control.pmc_map[1]) = (0x0051_00c4, 1);
+        (control.evntsel_high[1], control.ireset[1]) = (0x3, -1_009);
+        let expected = [
+            ("tsc_on", "0"),
+            ("nractrs", "1"),
+            ("nrictrs", "1"),
+            ("pmc_map[0]", "2"),
+            ("evntsel[0]", "0x004100C0"),
+            ("pmc_map[1]", "1"),
+            ("evntsel[1]", "0x005100C4"),
+            ("evntsel_high[1]", "0x00000003"),
+            ("ireset[1]", "-1009"),
+        ];
+        let text = control_text(&control);
+        let found: Vec<_> = text.lines().map(|line| line.split_once('\t').unwrap()).collect();
+        let found: Vec<_> = found.iter().map(|(name, value)| (*name, value.trim())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
     fn a_name_that_fills_its_column_does_not_touch_its_value() {
         for (length, tabs) in [(7, 3), (8, 2), (23, 1), (24, 1), (40, 1)] {
             let (mut text, name) = (String::new(), "n".repeat(length));

@@ -407,6 +407,32 @@ fn record(file: &[u8], kind: u32) -> usize {
     at
 }
 
+#[test]
+fn a_thread_has_the_name_of_the_thread_that_has_started_it() {
+    let mut written = profile();
+    written.threads[2] = Thread { tid: 9, pid: 7, name: "three".into(), count: 200 };
+    let mut file = encode(&[written]).unwrap();
+    let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let (mut at, end) = (word(&file, 40) as usize, (word(&file, 40) + word(&file, 48)) as usize);
+    while at < end {
+        let (header, tid) = (word(&file, at), word(&file, at + 8) >> 32);
+        // Process and parent, thread and the thread that has started it.
+        if header as u32 == perf::PERF_RECORD_FORK && word(&file, at + 16) as u32 == 9 {
+            file = with(&file, at + 16, 8 << 32 | 9);
+        }
+        if header as u32 == perf::PERF_RECORD_COMM && tid == 9 {
+            // A record without meaning in its place.
+            file[at] = perf::PERF_RECORD_EXIT as u8;
+        }
+        at += (header >> 48) as usize;
+    }
+    let read = read(&file).unwrap();
+    let mut names: Vec<_> =
+        read[0].threads.iter().map(|thread| (thread.tid, &*thread.name)).collect();
+    names.sort_unstable();
+    assert_eq!(names, [(7, "one"), (8, "two"), (9, "two")], "8 has started 9");
+}
+
 /// Returns the file with counts of this format in each sample, and without the sections behind its
 /// records.
 fn with_counts(file: &[u8], format: u32, counts: &[u64]) -> Vec<u8> {
@@ -533,6 +559,19 @@ fn something_else_is_refused_by_what_it_is() {
         let error = format!("{:#}", read(&file).unwrap_err());
         assert!(error.contains(said), "{said}: {error}");
     }
+}
+
+#[test]
+fn a_file_is_the_one_that_was_recorded_and_not_what_it_is_now() {
+    let path = std::path::Path::new("/bin/sh");
+    let (now, mut written) = (Facts::read(path), profile());
+    let recorded = written.modules[0].build_id.clone();
+    assert!(now.build_id.is_some() && now.build_id != recorded, "so that this tests something");
+    let code = written.modules[0].code.clone();
+    written.modules[0] = Module::new(path.as_os_str(), Facts { build_id: recorded.clone(), code });
+    let read = read(&encode(&[written]).unwrap()).unwrap();
+    let module = read[0].modules.iter().find(|module| module.path == "/bin/sh").unwrap();
+    assert_eq!(module.build_id, recorded);
 }
 
 #[test]

@@ -200,6 +200,18 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_ends_once_and_only_if_there_are_intervals() {
+        for (intervals, expected) in [(true, [true, false]), (false, [false; 2])] {
+            let signals = Signals { intervals, ..Signals::default() };
+            for again in 1..=2 {
+                signals.alarmed.store(true, Relaxed);
+                let ended = [signals.alarmed(), signals.alarmed()];
+                assert_eq!(ended, expected, "alarm {again}, intervals: {intervals}");
+            }
+        }
+    }
+
+    #[test]
     fn lines_of_a_status_are_found_by_their_names() {
         let status = "Name:\ta:b\nState:\tS (sleeping)\nTgid:\t7\n";
         assert_eq!(value(status, "State").unwrap(), "S (sleeping)");

@@ -151,6 +151,14 @@ mod tests {
     use crate::profile::Stack;
 
     #[test]
+    fn each_tick_may_read_anew_what_processes_have_mapped() {
+        let memory = Memory { read: HashSet::from([7, 8]), ..Memory::default() };
+        let mut recording = Recording { target: Target::Cpus(&[]), sampled: Vec::new(), memory };
+        recording.tick().unwrap();
+        assert_eq!(recording.memory.read, HashSet::new(), "7 and 8 were read in the tick before");
+    }
+
+    #[test]
     fn a_caller_is_where_it_calls_and_the_sample_where_it_is() {
         assert_eq!(addresses(0x1000, &[0x2000, 0]), [0x1000, 0x1fff, 0]);
     }

@@ -116,6 +116,9 @@ mod tests {
         let threads = document["threads"].as_array().unwrap();
         let names: Vec<_> = threads.iter().map(|thread| thread["name"].as_str()).collect();
         assert_eq!(names, [Some("Domain-0 vCPU 1"), Some("domain 3 vCPU 1")]);
+        let deltas: Vec<_> =
+            threads.iter().map(|thread| thread["samples"]["timeDeltas"][1].as_f64()).collect();
+        assert_eq!(deltas, [Some(4.0), Some(1.0)], "the first stacks have 4 samples and 1");
     }
 
     #[test]

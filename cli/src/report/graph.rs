@@ -79,6 +79,19 @@ mod tests {
     }
 
     #[test]
+    fn what_has_most_samples_is_called_first_whatever_its_name() {
+        let (mut profile, names) = profile();
+        let called = |profile: &Profile| {
+            let text = tree(profile, &names);
+            let of_two = text.lines().skip_while(|line| !line.ends_with("two")).skip(1);
+            of_two.map(|line| line[18..].trim_end().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(called(&profile)[..2], ["    f", "    main"], "2 and 1 samples");
+        profile.stacks[1].samples = 3;
+        assert_eq!(called(&profile)[..2], ["    main", "      f"], "3 samples, and 2 of the other");
+    }
+
+    #[test]
     fn what_has_less_than_5_of_1000_samples_is_left_out() {
         let (mut profile, names) = profile();
         for (stack, samples) in profile.stacks.iter_mut().zip([991, 4, 5]) {

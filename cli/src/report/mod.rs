@@ -381,6 +381,17 @@ mod tests {
     }
 
     #[test]
+    fn an_event_is_chosen_from_those_that_were_recorded() {
+        let mut two = vec![profile().0, profile().0];
+        two[1].event = "cycles:u".to_owned();
+        let mut chosen = two.clone();
+        choose(&mut chosen, "cycles:u").unwrap();
+        assert_eq!(chosen, two[1..]);
+        let error = choose(&mut two, "branches:u").unwrap_err().to_string();
+        assert_eq!(error, "instructions:u, cycles:u found, and not branches:u");
+    }
+
+    #[test]
     fn columns_of_hosts_are_refused_for_programs() {
         let [host, program] = [of_host().0, profile().0];
         assert_eq!(Key::columns(&[], &program).unwrap(), [Key::Symbol]);

@@ -208,3 +208,70 @@ fn locations(
     }
     (locations, functions)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{of_host, profile};
+    use super::*;
+
+    /// Returns each sample's thread, numbers of thread and process, and values, as a reader finds
+    /// them.
+    fn samples(document: &Profile) -> Vec<(String, i64, i64, Vec<i64>)> {
+        let text = |n: i64| document.string_table[n as usize].clone();
+        let sample = |sample: &Sample| {
+            let label = |key| *sample.label.iter().find(|label| text(label.key) == key).unwrap();
+            let [thread, tid, pid] = ["thread", "tid", "pid"].map(label);
+            (text(thread.str), tid.num, pid.num, sample.value.clone())
+        };
+        document.sample.iter().map(sample).collect()
+    }
+
+    fn read(profile: &profile::Profile, names: &[Named]) -> Profile {
+        Profile::decode(&*encode(profile, names)).unwrap()
+    }
+
+    #[test]
+    fn each_sample_says_its_thread_and_the_events_for_which_it_stands() {
+        let (profile, names) = profile();
+        let document = read(&profile, &names);
+        let expected = [
+            ("one".to_owned(), 7, 7, vec![3, 300]),
+            ("two".to_owned(), 8, 7, vec![1, 100]),
+            ("two".to_owned(), 8, 7, vec![2, 200]),
+        ];
+        assert_eq!(samples(&document), expected);
+        let text = |n: i64| &*document.string_table[n as usize];
+        let kinds = document.sample_type.iter().map(|kind| (text(kind.r#type), text(kind.unit)));
+        assert_eq!(kinds.collect::<Vec<_>>(), [("samples", "count"), ("instructions:u", "count")]);
+        assert_eq!((text(0), document.period), ("", 100));
+        let (host, names) = of_host();
+        let vcpu = |n: usize| samples(&read(&host, &names))[n].clone();
+        assert_eq!(vcpu(1), ("Domain-0 vCPU 1".to_owned(), 1, 0, vec![2, 20_000]));
+        assert_eq!(vcpu(3), ("domain 3 vCPU 1".to_owned(), 1, 3, vec![3, 30_000]));
+    }
+
+    #[test]
+    fn each_place_has_its_file_its_functions_and_their_lines() {
+        let (profile, names) = profile();
+        let document = read(&profile, &names);
+        let text = |n: i64| &*document.string_table[n as usize];
+        let line = |line: &Line| {
+            let function = &document.function[line.function_id as usize - 1];
+            assert_eq!(function.id, line.function_id);
+            (text(function.name), text(function.filename), line.line)
+        };
+        let place = |id: &u64| {
+            let location = &document.location[*id as usize - 1];
+            let mapping = &document.mapping[location.mapping_id as usize - 1];
+            assert_eq!((location.id, mapping.id), (*id, location.mapping_id));
+            let lines: Vec<_> = location.line.iter().map(line).collect();
+            (text(mapping.filename), text(mapping.build_id), location.address, lines)
+        };
+        let places: Vec<_> = document.sample[0].location_id.iter().map(place).collect();
+        let inlined = vec![("g;<inlined>", "a.c", 3), ("f", "a.c", 5)];
+        let main = vec![("main", "a.c", 9)];
+        assert_eq!(places, [("/bin/a", "cd", 0x10, inlined), ("/bin/a", "cd", 0x30, main)]);
+        let places: Vec<_> = document.sample[2].location_id.iter().map(place).collect();
+        assert_eq!(places, [("/bin/a", "cd", 0x20, vec![("f", "", 0)])]);
+    }
+}

@@ -98,6 +98,20 @@ mod tests {
     }
 
     #[test]
+    fn columns_are_as_wide_as_their_longest_cell_has_characters() {
+        let (mut profile, names) = profile();
+        profile.threads[0].name = "größte".to_owned();
+        let table = table(&profile, &names, &[Key::Thread, Key::Symbol]);
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        let expected = [
+            "   samples       %  thread    symbol",
+            "         3   50.00  7 größte  f",
+            "         3   50.00  8 two     f",
+        ];
+        assert_eq!(rows, expected);
+    }
+
+    #[test]
     fn a_host_has_rows_by_layer_domain_and_function() {
         let (profile, names) = of_host();
         let table = |keys: &[Key]| table(&profile, &names, keys);

@@ -5,6 +5,7 @@
 //! Counting begins with the program's first instruction: nothing of this program, and nothing of
 //! what happens between `fork` and `exec`, is in the counts.
 
+mod group;
 mod metric;
 mod native;
 mod output;
@@ -16,11 +17,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use clap::builder::ArgPredicate;
 use perfctr::{Event, Provider};
 
 pub use self::native::estimate;
 pub use self::output::grouped;
 
+use self::group::Group;
 use self::output::{Intervals, Output};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
@@ -38,9 +41,14 @@ pub struct Options {
         value_name = "EVENT",
         value_parser = EventParser::Grouped,
         hide_possible_values = true,
-        default_value = "instructions:u,branches:u,cycles:u"
+        default_value = "instructions:u,branches:u,cycles:u",
+        default_value_if("metrics", ArgPredicate::IsPresent, None::<&str>)
     )]
     lists: Vec<EventList>,
+    /// Counts the events of this group, beside those of `--event` if there are any, and prints what
+    /// they mean together.
+    #[arg(short = 'M', long, value_name = "GROUP")]
+    metrics: Option<Group>,
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
@@ -133,6 +141,7 @@ impl Options {
     /// Collects the events of all lists.
     fn flattened(mut self) -> Self {
         self.groups = self.lists.iter().flat_map(|list| list.groups(self.unverified)).collect();
+        self.groups.extend(self.metrics.map(Group::events));
         self.event = self.groups.concat();
         self
     }

@@ -61,6 +61,8 @@ struct Document<'a> {
     /// What the program found the same in each run, if that was asked for.
     repeatable: Option<&'a Fixed>,
     events: &'a [Summary],
+    /// What the counts of `--metrics` mean together.
+    metrics: &'a [Metric],
     runs: Vec<RunDocument>,
 }
 
@@ -135,6 +137,7 @@ impl<'a> Output<'a> {
     pub fn summary(&mut self, runs: &[Run]) -> Result<()> {
         let options = self.options;
         let summaries = Summary::all(&options.event, runs);
+        let metrics = metrics(options, &summaries);
         let text = if options.json {
             let words = options.command.iter().map(|word| word.display().to_string());
             let document = Document {
@@ -144,17 +147,25 @@ impl<'a> Output<'a> {
                 provider: self.provider.clone(),
                 repeatable: self.fixed.as_ref(),
                 events: &summaries,
+                metrics: &metrics,
                 runs: runs.iter().map(|run| RunDocument::of(run, options.per_thread)).collect(),
             };
             serde_json::to_string_pretty(&document)? + "\n"
         } else if options.csv {
-            csv(options, &summaries, runs)
+            csv(options, &summaries, &metrics, runs)
         } else {
             let fixed = self.fixed.as_ref().map(|fixed| format!("{:>20}  {}\n", "", fixed.words()));
-            table(options, &self.provider, &summaries, runs) + &fixed.unwrap_or_default()
+            table(options, &self.provider, &summaries, &metrics, runs) + &fixed.unwrap_or_default()
         };
         Ok(self.sink.write_all(text.as_bytes())?)
     }
+}
+
+/// Returns what the counts of the chosen group mean together, or nothing if none was chosen.
+fn metrics(options: &Options, summaries: &[Summary]) -> Vec<Metric> {
+    let means = summaries.iter().map(|summary| summary.mean);
+    let counted: Vec<_> = options.event.iter().copied().zip(means).collect();
+    options.metrics.map_or_else(Vec::new, |group| group.metrics(&counted))
 }
 
 /// Prints what was counted since it last printed.
@@ -185,8 +196,9 @@ impl Intervals<'_> {
     }
 }
 
-/// Returns the same as perf's `-x,`. Where perf has no field there is none.
-fn csv(options: &Options, summaries: &[Summary], runs: &[Run]) -> String {
+/// Returns the same as perf's `-x,`. Where perf has no field there is none. A metric of a group is
+/// a line without a value and without an event, as in perf.
+fn csv(options: &Options, summaries: &[Summary], metrics: &[Metric], runs: &[Run]) -> String {
     let line = |of: &str, value: &str, summary: &Summary, spread: Option<f64>, ns: u128| {
         let Summary { event, share, metric, .. } = summary;
         let spread = spread.map_or_else(String::new, |spread| format!("{spread:.2}%,"));
@@ -200,6 +212,10 @@ fn csv(options: &Options, summaries: &[Summary], runs: &[Run]) -> String {
         let spread = (runs.len() > 1).then(|| spread(n, summary.mean, runs));
         let value = summary.mean.round().to_string();
         text += &line("", &value, summary, spread, ns);
+    }
+    let no_spread = if runs.len() > 1 { "," } else { "" };
+    for Metric { value, unit } in metrics {
+        text += &format!(",,,{no_spread},,{value:.2},{unit}\n");
     }
     if options.per_thread {
         for thread in runs.last().into_iter().flat_map(|run| &run.threads) {
@@ -221,7 +237,13 @@ fn spread(n: usize, mean: f64, runs: &[Run]) -> f64 {
     if mean > 0.0 { 100.0 * error / mean } else { 0.0 }
 }
 
-fn table(options: &Options, provider: &str, summaries: &[Summary], runs: &[Run]) -> String {
+fn table(
+    options: &Options,
+    provider: &str,
+    summaries: &[Summary],
+    metrics: &[Metric],
+    runs: &[Run],
+) -> String {
     let mut lines = vec![String::new()];
     for summary in summaries {
         let mut line =
@@ -238,6 +260,7 @@ fn table(options: &Options, provider: &str, summaries: &[Summary], runs: &[Run])
         }
         lines.push(line.trim_end().to_owned());
     }
+    lines.extend(metrics.iter().map(|Metric { value, unit }| format!("{value:>20.3}  {unit}")));
     let mean = |of: fn(&Run) -> Duration| {
         runs.iter().map(|run| of(run).as_secs_f64()).sum::<f64>() / runs.len() as f64
     };
@@ -338,7 +361,7 @@ mod tests {
     #[test]
     fn programs_that_read_perfs_csv_read_ours() {
         let options = options(&["--csv", "--per-thread", "-e", "instructions:u,cycles:u", "a"]);
-        let text = |runs: &[Run]| csv(&options, &Summary::all(&options.event, runs), runs);
+        let text = |runs: &[Run]| csv(&options, &Summary::all(&options.event, runs), &[], runs);
         assert_eq!(
             text(&[run([10, 4])]),
             "10,,instructions:u,4000,100.00,2.50,insn per cycle\n\
@@ -348,6 +371,49 @@ mod tests {
         );
         let several = text(&[run([10, 4]), run([12, 4])]);
         assert!(several.starts_with("11,,instructions:u,9.09%,4000,100.00,2.75,insn per cycle\n"));
+    }
+
+    #[test]
+    fn a_group_is_counted_and_what_it_means_is_printed_in_each_format() {
+        let options = options(&["-M", "ipc", "a"]);
+        assert_eq!(options.event, [Event::INSTRUCTIONS.user(), Event::CYCLES.user()]);
+        let runs = [run([10, 4])];
+        let summaries = Summary::all(&options.event, &runs);
+        let metrics = metrics(&options, &summaries);
+        let table = table(&options, "native", &summaries, &metrics, &runs);
+        let line = format!("{:>20}  instructions per cycle\n", "2.500");
+        assert!(table.contains(&line), "{table}");
+        let text = csv(&options, &summaries, &metrics, &runs);
+        assert!(
+            text.ends_with(",,,,,2.50,instructions per cycle\n,,,,,0.40,cycles per instruction\n")
+        );
+        let several = [run([10, 4]), run([12, 4])];
+        let summaries = Summary::all(&options.event, &several);
+        let text = csv(&options, &summaries, &metrics, &several);
+        let fields: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
+        assert_eq!(fields, [8; 4], "{text}");
+    }
+
+    #[test]
+    fn a_group_is_counted_beside_the_events_that_were_named() {
+        let [a, b, c] = [Event::BRANCHES, Event::INSTRUCTIONS.user(), Event::CYCLES.user()];
+        let options = options(&["-M", "ipc", "-e", "branches", "a"]);
+        assert_eq!(options.groups, [vec![a], vec![b, c]]);
+    }
+
+    #[test]
+    fn what_could_not_be_counted_is_told_of_all_runs() {
+        let options = options(&["-e", "instructions:u,cycles:u", "a"]);
+        let said = |unobserved: [u32; 2]| {
+            let runs = unobserved.map(|unobserved| Run { unobserved, ..run([10, 4]) });
+            let text = table(&options, "native", &Summary::all(&options.event, &runs), &[], &runs);
+            let line = text.lines().find(|line| line.contains("could not be counted"));
+            line.map(|line| line.trim().to_owned())
+        };
+        let expected =
+            |number| Some(format!("{number}  threads or programs that could not be counted"));
+        assert_eq!(said([0, 0]), None);
+        assert_eq!([said([2, 0]), said([0, 3]), said([2, 3])], [2, 3, 5].map(expected));
     }
 
     #[test]

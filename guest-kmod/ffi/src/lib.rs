@@ -228,8 +228,7 @@ fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }
 
-/// Takes a thread onto the vCPU that runs it now, and counts what that costs; see
-/// [`ThreadPmu::switch_in_measured`].
+/// Takes a thread onto the vCPU that runs it now, and counts what that costs.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_in_measured(
     mut thread: OnThread<'_>,
@@ -240,8 +239,7 @@ pub extern "C" fn perfctr_core_switch_in_measured(
     pack(pmu.switch_in_measured(page, &mut vcpu.cpu()))
 }
 
-/// Takes a thread off the vCPU that ran it, and counts what that costs; see
-/// [`ThreadPmu::switch_out_measured`].
+/// Takes a thread off the vCPU that ran it, and counts what that costs.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_out_measured(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) {
     let (pmu, page) = thread.pmu();

@@ -3,15 +3,21 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
 
 use guest_kmod::policy::Rights;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::Errno;
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
 use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_UNREGISTER};
+use shared_abi::ioctl::{Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, Sums};
 
+use crate::VcpuObject;
+use crate::cpu_wide::{perfctr_core_close_cpus, perfctr_core_request_of_cpus};
 use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
-use crate::requests::{Caller, perfctr_core_mapped_page};
+use crate::on_vcpu::{OnThread, OnVcpuOrAsleep};
+use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::perfctr_core_restore_look;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
 use crate::watch::{perfctr_core_watch_end, perfctr_core_watch_join, perfctr_core_watch_leave};
@@ -220,6 +226,26 @@ fn a_vcpu_that_was_refused_tries_again_when_the_domain_is_asked_for() {
 }
 
 #[test]
+fn what_a_restoration_has_refused_is_tried_again_when_the_host_lets_the_domain_count() {
+    let guest = Guest::new();
+    guest.refuse(OP_QUERY, Some(Errno::PERM));
+    perfctr_core_restored();
+    assert_eq!(guest.log()[0], "this host cannot count what the one before did");
+    assert_eq!(perfctr_core_handshake_again(), Errno::PERM.to_return());
+    guest.refuse(OP_QUERY, None);
+    for vcpu in [0, 1] {
+        assert!(guest.vcpu(vcpu).is_refused.load(Relaxed), "vCPU {vcpu}");
+    }
+    guest.hypercalls();
+    assert_eq!(perfctr_core_handshake_again(), 0);
+    let asked = guest.hypercalls();
+    for vcpu in [0, 1] {
+        assert!(asked.contains(&(vcpu, OP_REGISTER)), "vCPU {vcpu}: {asked:?}");
+        assert!(!guest.vcpu(vcpu).is_refused.load(Relaxed), "vCPU {vcpu}");
+    }
+}
+
+#[test]
 fn a_vcpu_that_another_caller_had_try_again_keeps_what_is_registered_there() {
     let guest = Guest::offline();
     guest.refuse(OP_REGISTER, Some(Errno::PERM));
@@ -334,4 +360,61 @@ fn a_locked_down_kernel_says_so() {
         assert_eq!(Caller.is_locked_down(), is_locked_down);
     }
     assert_eq!(Caller.perf_allows_kernel(), Err(Errno::ACCES));
+}
+
+/// Makes a request of descriptor 5 about CPUs.
+fn of_cpus(number: u32, state: &mut CpuState) -> i32 {
+    // SAFETY: the argument is of the requests' type, and one thread has the guest.
+    unsafe { perfctr_core_request_of_cpus(number, 5, std::ptr::from_mut(state).cast()) }
+}
+
+#[test]
+fn a_cpu_answers_what_it_is_set_to_and_nothing_that_the_caller_has_passed() {
+    let guest = Guest::new();
+    let mut wanted = CpuState { cpu: 1, ..CpuState::default() };
+    wanted.control.counters = 1;
+    wanted.control.counter[0].evntsel = EVNTSEL_INSTRUCTIONS | EVNTSEL_USR | EVNTSEL_EN;
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), 1, "one CPU is set");
+    let asked = |cpu| {
+        let control = Control { counters: 9, signal: 34, ..Control::default() };
+        let mut state = CpuState { cpu, control, ..CpuState::default() };
+        state.sums = Sums { tsc: 77, counter: [78; 18] };
+        assert_eq!(of_cpus(IOC_CPU_READ, &mut state), 0, "CPU {cpu}");
+        let CpuState { control, sums, .. } = state;
+        (control.counters, control.signal, control.counter[0].evntsel, sums)
+    };
+    assert_eq!(asked(0), (0, 0, 0, Sums::default()), "nothing is set there");
+    let evntsel = wanted.control.counter[0].evntsel;
+    assert_eq!(asked(1), (1, 0, evntsel, Sums::default()), "nothing was counted yet");
+    perfctr_core_close_cpus(5);
+    assert_eq!(asked(1), (0, 0, 0, Sums::default()), "it is forgotten");
+    drop(guest);
+}
+
+/// Sets a thread's counters: by the thread itself on a vCPU, or by its tracer while it is asleep.
+/// Returns whether the thread needs its page then.
+fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> bool {
+    // SAFETY: one thread has the guest, and so the only right to use what is passed; the type has
+    // only the reference.
+    let set = unsafe {
+        let vcpu = std::mem::transmute::<Option<&VcpuObject>, OnVcpuOrAsleep<'_>>(vcpu);
+        perfctr_core_operate(OnThread::new(thread.0), vcpu, IOC_CONTROL, control)
+    };
+    assert_eq!(set, 0);
+    thread.0.needs_page.get()
+}
+
+#[test]
+fn a_thread_that_is_asleep_keeps_the_page_that_it_may_be_reading() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    let (nothing, mut counting) = (Control::default(), Control::default());
+    counting.counters = 1;
+    counting.counter[0].evntsel = EVNTSEL_INSTRUCTIONS | EVNTSEL_USR | EVNTSEL_EN;
+    assert!(!needs_page_after(&alice, None, &nothing), "it has never counted");
+    assert!(needs_page_after(&alice, None, &counting));
+    assert!(needs_page_after(&alice, None, &nothing), "it may be in the middle of a read");
+    let awake = guest.on(0, |vcpu| needs_page_after(&alice, Some(vcpu.object()), &nothing));
+    assert!(!awake, "it reads nothing now");
+    alice.end();
 }

@@ -342,6 +342,19 @@ mod tests {
     }
 
     #[test]
+    fn who_gives_a_thread_counters_learns_how_long_it_executes() {
+        let caps = describe(&info()).unwrap().1;
+        let caps = PmuCaps { features: caps.features | CAPS_SAMPLING, ..caps };
+        let event = Event::INSTRUCTIONS.user();
+        for flags in [0, CONTROL_CLOEXEC] {
+            let counts = counting(&caps, &[event], flags).unwrap();
+            let samples = sampling(&caps, &[event.every(5_000)], flags, 16).unwrap();
+            let found = [counts.flags, samples.flags];
+            assert_eq!(found, [flags | CONTROL_TSC; 2], "{flags:#x} was asked for");
+        }
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         let mut info = info();
         info.caps.general_width = 16;

@@ -2,6 +2,10 @@
 //! Builds a kernel of Debian's source that watches itself: it reports accesses to memory that is
 //! not the accessor's (KASAN), orders of locks that can deadlock (lockdep), and what sleeps where
 //! nothing may.
+//!
+//! It boots in a guest of KVM.  It does not boot as a PV guest of Xen: Linux 6.1 builds the
+//! function that Xen starts there with KASAN's checks, and so it looks into KASAN's record of
+//! memory before there is one.
 
 use std::fs;
 use std::path::Path;

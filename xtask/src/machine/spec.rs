@@ -42,6 +42,8 @@ pub struct Spec {
     /// Whether the machine's button for a non-maskable interrupt is pressed again and again while
     /// the command runs.
     pub press_nmi: bool,
+    /// Whether the module reports which of its code is reached, also if its hypervisor does not.
+    pub fuzzing: bool,
     /// Variables of the command's environment beside the usual ones: `NAME=value`.
     pub environment: Vec<OsString>,
     /// The program, found through PATH or relative to `/work`, and its arguments.
@@ -69,6 +71,7 @@ impl Spec {
             stream: false,
             wake: false,
             press_nmi: false,
+            fuzzing: false,
             environment: Vec::new(),
             command: command.into_iter().map(Into::into).collect(),
         })
@@ -76,6 +79,9 @@ impl Spec {
 
     /// Returns what the project's code in the machine is built for.
     pub fn purpose(&self) -> Purpose {
+        if self.fuzzing {
+            return Purpose::Fuzzing;
+        }
         self.topology.xen.as_ref().map_or(Purpose::Use, |xen| xen.flavour.purpose())
     }
 

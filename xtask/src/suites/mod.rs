@@ -99,6 +99,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("debug-kvm", "hostile-debug-kvm", hostile::run),
     Suite::on("debug-kvm", "overflow-debug-kvm", overflow::run),
     Suite::on("debug-kvm", "perf-debug-kvm", perf::run),
+    Suite::on("debug-kvm", "vm-fuzz-debug-kvm", vm_fuzz::user),
     Suite::on("vmx-native", "vmx-pmu", vmx::pmu),
     Suite::on("vmx-native", "emulators", vmx::emulators),
     Suite::on("vmx-kvm", "tenants-vmx-kvm", vmx::kvm),

@@ -35,6 +35,20 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec, "vm-fuzz")
 }
 
+/// Boots one machine with a hostile user, for an hour in the long tier. What the user's requests
+/// reach of the driver is not known there.
+pub fn user(report: &mut Report) -> Result<()> {
+    let minutes = report.volume.pick("0", "60");
+    let command = ["/work/vm-fuzz", "fuzz", "--only-user", "--minutes", minutes];
+    let mut spec = Spec::new(report.topology, command)?;
+    spec.fuzzing = true;
+    let module = guest::module(&kernel::of(spec.linux.as_deref())?, spec.purpose())?;
+    spec.command.extend(["--places".into(), places(&module)?.to_string().into(), "0".into()]);
+    spec.timeout *= report.volume.pick(12, 24);
+    spec.files.push((sh::project().join(CORPUS), "/work/corpus".into()));
+    report.program(spec, "vm-fuzz")
+}
+
 /// Returns the files with which a tenant makes hypercalls, and what it mutates.
 fn for_tenant() -> Result<Vec<(String, PathBuf)>> {
     let mut files = vec![tenants::privcmd()?];

@@ -52,6 +52,28 @@ fn the_place_in_a_file_that_is_mapped_is_code_of_that_file() {
 }
 
 #[test]
+fn the_outermost_callers_of_a_running_process_are_left_out() {
+    let (space, mut files) = (Space::unstopped(0), Files::default());
+    for length in [1, DEPTH_MAX, DEPTH_MAX + 3] {
+        let addresses: Vec<u64> = (7..7 + length as u64).collect();
+        let frames = space.frames(&mut files, &addresses);
+        let found: Vec<u64> = frames.iter().map(|frame| frame.address).collect();
+        assert_eq!(found, addresses[..length.min(DEPTH_MAX)], "{length} addresses");
+    }
+}
+
+#[test]
+fn what_a_process_had_mapped_is_known_after_its_end() {
+    let (mut space, mut files) = (Space::unstopped(std::process::id()), Files::default());
+    assert!(space.look(&mut files));
+    let before = space.maps.clone();
+    // No process has this number.
+    space.process = u32::MAX;
+    assert!(!space.look(&mut files));
+    assert_eq!(space.maps, before);
+}
+
+#[test]
 fn lines_of_maps_are_taken_apart() {
     let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
     let map = Map { addresses: 0x55d0..0x55e0, offset: 0x2000, path: "/opt/a b (deleted)".into() };

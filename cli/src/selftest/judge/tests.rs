@@ -87,6 +87,28 @@ fn what_faults_and_interrupts_add_is_an_instruction_and_no_branch() {
 }
 
 #[test]
+fn runs_differ_by_as_much_as_those_of_the_loops_that_differ_most() {
+    let repeated = |short: &[[i64; 2]], long: &[[i64; 2]]| {
+        let mut measured = faultless();
+        measured.short_loops = Outcome::Measured(known(2_000, 1_000, 0, short));
+        measured.long_loops = Outcome::Measured(known(40_000, 20_000, 0, long));
+        let mut promises = Verdicts::of(&measured).promises.into_iter();
+        let name = PromiseName::RepeatedCounts;
+        let promise = promises.find(|promise| promise.name == name).unwrap();
+        (promise.holds, promise.because.split(':').next().unwrap().to_owned())
+    };
+    let differ = |instructions, branches| {
+        let words = format!("runs differ by {instructions} instructions and {branches} branches");
+        (Some((instructions, branches) == (0, 0)), words)
+    };
+    let (same, other) = ([[5, 3]; 2], [[9, 2], [5, 4]]);
+    assert_eq!(repeated(&same, &same), differ(0, 0));
+    assert_eq!(repeated(&other, &same), differ(4, 2));
+    assert_eq!(repeated(&same, &other), differ(4, 2));
+    assert_eq!(repeated(&[[1, 0], [0, 7]], &other), differ(4, 7));
+}
+
+#[test]
 fn what_entries_add_is_as_many_branches_as_instructions() {
     use PromiseName::{ExactBranches, ExactInstructions, RepeatedCounts};
     let mut measured = faultless();
@@ -122,6 +144,16 @@ fn late_samples_are_a_skid_and_have_their_periods() {
         };
         assert_eq!(judged, expected);
     }
+}
+
+#[test]
+fn a_sample_that_comes_behind_a_later_one_is_missed_once() {
+    let mut samples = samples(|_| 0, 0);
+    let in_order = Judged::of(&samples).unwrap();
+    samples.taken.swap(1, 2);
+    let swapped = Judged::of(&samples).unwrap();
+    let found = [&in_order, &swapped].map(|judged| (judged.missing, judged.doubled));
+    assert_eq!(found, [(0, 0), (1, 0)], "the second of ten");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod user;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser};
@@ -51,6 +52,12 @@ struct Options {
     /// Make at least so many calls, for each hostile program.
     #[arg(long, default_value_t = 1000)]
     calls: u64,
+    /// Go on for at least so many minutes, for each hostile program.
+    #[arg(long, default_value_t = 0)]
+    minutes: u64,
+    /// Fuzz as a hostile user only.
+    #[arg(long)]
+    only_user: bool,
     /// The numbers of places in the code of the module and of the driver. If they are not 0, a
     /// share of them must be reached.
     #[arg(long, num_args = 2, default_values_t = [0, 0])]
@@ -76,8 +83,10 @@ struct Target {
     least: Option<u32>,
 }
 
+const USER: &str = "user";
+
 const TARGETS: [Target; 3] = [
-    Target { name: "user", fuzz: user, side: 0, least: Some(30) },
+    Target { name: USER, fuzz: user, side: 0, least: Some(30) },
     Target { name: "guest kernel", fuzz: guest, side: 1, least: Some(40) },
     Target { name: "domain", fuzz: tenant::beside, side: 1, least: None },
 ];
@@ -89,7 +98,7 @@ fn main() -> Result<ExitCode> {
         Role::Nothing => return Ok(ExitCode::SUCCESS),
     };
     let mut tally = Tally::default();
-    for target in &TARGETS {
+    for target in TARGETS.iter().filter(|target| !options.only_user || target.name == USER) {
         judge(&mut tally, target, options.places[target.side], (target.fuzz)(&options));
     }
     Ok(tally.finish())
@@ -166,7 +175,8 @@ fn fuzz(
     let found = options.found.join(name);
     fs::create_dir_all(&found)?;
     let mut rng = fastrand::Rng::with_seed(options.seed);
-    while calls::made() < before + options.calls {
+    let until = Instant::now() + Duration::from_secs(60 * options.minutes);
+    while calls::made() < before + options.calls || Instant::now() < until {
         let input = mutate_from(&mut rng, &corpus);
         run(&input, tried.mutations).with_context(|| hex(&input))?;
         tried.mutations += 1;
