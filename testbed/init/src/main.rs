@@ -46,11 +46,17 @@ const CONFIG: &str = "/etc/testbed";
 
 fn main() {
     let is_first = std::process::id() == 1;
-    let mounted = if is_first { system::mount_all() } else { Ok(()) };
-    if let Err(error) = mounted.and_then(|()| serve()) {
+    let prepared = if is_first { prepare() } else { Ok(()) };
+    if let Err(error) = prepared.and_then(|()| serve()) {
         eprintln!("init: {error:#}");
     }
     system::power_off();
+}
+
+/// Does what a system's first program has done before any other begins.
+fn prepare() -> Result<()> {
+    system::mount_all()?;
+    system::connect_to_itself()
 }
 
 /// Runs the command and reports how it ended. An error here is one that cannot be reported through

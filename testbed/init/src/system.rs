@@ -42,6 +42,15 @@ pub fn mount_all() -> Result<()> {
     nix::unistd::sethostname("testbed").context("host name")
 }
 
+/// Switches on the machine's network with itself, through which a debugger talks to what it debugs.
+pub fn connect_to_itself() -> Result<()> {
+    const FLAGS: &str = "/sys/class/net/lo/flags";
+    let flags = fs::read_to_string(FLAGS).context(FLAGS)?;
+    let digits = flags.trim().trim_start_matches("0x");
+    let up = u32::from_str_radix(digits, 16).context(FLAGS)? | nix::libc::IFF_UP as u32;
+    fs::write(FLAGS, format!("{up:#x}")).context(FLAGS)
+}
+
 /// Mounts the file system that Xen's tools use, on Xen. Its module must be loaded.
 pub fn mount_xenfs() -> Result<()> {
     if fs::metadata("/proc/xen").is_err() {

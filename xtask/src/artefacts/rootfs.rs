@@ -191,7 +191,7 @@ const RR_LEFT_OUT: &[&str] = &[
 ];
 
 /// Other programs that use perf's events, with those libraries that `perf` does not need: a
-/// language for eBPF, which brings a compiler, and an exporter of metrics, which needs a network.
+/// language for eBPF, which brings a compiler, and an exporter of metrics.
 const CLIENTS: &[&str] = &[
     "bpftrace",
     "libbpf1",
@@ -207,7 +207,6 @@ const CLIENTS: &[&str] = &[
     "libmd0",
     "libxml2",
     "libz3-4",
-    "net-tools",
     "prometheus-node-exporter",
     "zlib1g",
 ];
@@ -345,9 +344,6 @@ const DEBUGGER_LEFT_OUT: &[&str] = &[
     "usr/share/python3",
 ];
 
-/// The package that brings up a network.
-const NETWORK: &[&str] = &["net-tools"];
-
 /// Packages that run a virtual machine on KVM, with those libraries that only they need. The
 /// firmware is that of the machine that this runs on.
 const VMM: &[&str] = &[
@@ -477,11 +473,6 @@ pub fn python() -> Result<PathBuf> {
 /// Makes the directory tree of a debugger that Python drives, which is laid over that of Python.
 pub fn debugger() -> Result<PathBuf> {
     tree("debugger", DEBUGGER, DEBUGGER_LEFT_OUT)
-}
-
-/// Makes the directory tree that brings up a network, which is laid over the userland.
-pub fn network() -> Result<PathBuf> {
-    tree("network", NETWORK, &["usr/share"])
 }
 
 /// Makes the directory tree that runs a virtual machine, which is laid over the userland.

@@ -13,7 +13,6 @@ pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/export"])?;
     spec.add_program("cli", "perfctr")?;
     spec.topology.memory_mib += 1_024;
-    spec.files.push((rootfs::network()?, "/".into()));
     spec.files.push((rootfs::prometheus()?, "/".into()));
     report.program(spec, "export")
 }

@@ -108,8 +108,6 @@ fn group(worker: &Worker) -> Result<String> {
 /// Tests that everything that is exported is exact, and that Prometheus, if it is there, has the
 /// same numbers.
 pub fn scraped(tally: &mut Tally, prometheus: bool) -> Result<()> {
-    let up = Command::new("ifconfig").args(["lo", "127.0.0.1", "up"]).status()?;
-    ensure!(up.success(), "there is no network: {up}");
     let mut worker = Worker::start()?;
     let (group, pid) = (group(&worker)?, worker.pid());
     let mut exporter = Command::new(PERFCTR);
