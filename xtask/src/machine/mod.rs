@@ -55,6 +55,7 @@ fn attempt(spec: &Spec) -> Result<Outcome> {
     if let Some(out) = &spec.out {
         runs::unpack_out(&dir, out)?;
     }
+    runs::ended(&dir)?;
     runs::count(&outcome);
     Ok(outcome)
 }

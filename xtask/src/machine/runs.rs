@@ -16,6 +16,8 @@ use crate::tools::sh::{self, cmd};
 
 /// The number of directories of past runs that are kept for their logs.
 const RUNS_KEPT: usize = 40;
+/// A file in the directory of a run that has not ended. It has the number of its process.
+const RUNNING: &str = "running";
 
 /// The machines that this thread has booted. Suites that run beside each other have a thread each.
 #[derive(Clone, Debug, Default)]
@@ -99,15 +101,28 @@ pub fn directory() -> Result<PathBuf> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let dir = runs.join(format!("{seconds}-{}-{number}", std::process::id()));
     fs::create_dir(&dir)?;
+    fs::write(dir.join(RUNNING), std::process::id().to_string())?;
     Ok(dir)
 }
 
-/// Removes all but the newest directories, whose names sort by age.
+/// Notes that the run in `dir` has ended.
+pub fn ended(dir: &Path) -> Result<()> {
+    fs::remove_file(dir.join(RUNNING)).context("the note of a run")
+}
+
+/// Returns whether somebody still needs the directory of a run.
+fn is_running(dir: &Path) -> bool {
+    let process = fs::read_to_string(dir.join(RUNNING));
+    process.is_ok_and(|process| Path::new("/proc").join(process).exists())
+}
+
+/// Removes all but the newest directories, whose names sort by age, and those of runs that have not
+/// ended.
 fn prune(dir: &Path) -> Result<()> {
     let mut old: Vec<PathBuf> =
         fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     old.sort();
-    for dir in old.iter().rev().skip(RUNS_KEPT) {
+    for dir in old.iter().rev().skip(RUNS_KEPT).filter(|dir| !is_running(dir)) {
         fs::remove_dir_all(dir).ok();
     }
     Ok(())
@@ -121,4 +136,30 @@ pub fn unpack_out(dir: &Path, out: &Path) -> Result<()> {
         sh::output(cmd("tar", ["-x", "--no-same-owner", "-f"]).arg(archive).arg("-C").arg(out))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_has_not_ended_keeps_its_directory_however_many_begin_after_it() {
+        let dir = sh::project().join("target/test-runs");
+        fs::remove_dir_all(&dir).ok();
+        let run = |number: usize| dir.join(format!("{number:03}"));
+        for number in 0..RUNS_KEPT + 3 {
+            fs::create_dir_all(run(number)).unwrap();
+        }
+        let [own, ended, of_nobody] = [0, 1, 2].map(run);
+        for dir in [&own, &ended] {
+            fs::write(dir.join(RUNNING), std::process::id().to_string()).unwrap();
+        }
+        super::ended(&ended).unwrap();
+        // No process has this number: the largest one is 2^22.
+        fs::write(of_nobody.join(RUNNING), "9999999").unwrap();
+        prune(&dir).unwrap();
+        assert_eq!([own, ended, of_nobody].map(|dir| dir.exists()), [true, false, false]);
+        assert!(run(3).exists(), "{RUNS_KEPT} are kept");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }
