@@ -36,13 +36,13 @@ const PARTS: usize = 31;
 const CHOSEN: &str = "\
 alarm async_segv_ignored async_signal_syscalls barrier chaos_oom check_lost_interrupts clone \
 clone_vfork desched_blocking_poll dup exec_from_main_thread exec_self execve_loop exit_group \
-explicit_checkpoint_clone hello intr_read_restart intr_sleep join_threads many_yields \
-mmap_shared multiple_pending_signals no_mask_timeslice overflow_branch_counter pause perf_event \
-pthread_rwlocks restart_diversion reverse_finish reverse_step_breakpoint robust_futex \
-sched_yield seekticks sem sigaltstack sigchld_interrupt_signal sighandler_mask signal_deferred \
-signalfd sigqueueinfo sigrt sigsuspend simple syscallbuf_signal_blocking syscallbuf_signal_reset \
-syscallbuf_timeslice syscallbuf_timeslice2 tgkill thread_yield tick0 timer two_signals_with_mask \
-unjoined_thread vfork_shared wait";
+hello intr_read_restart intr_sleep join_threads many_yields mmap_shared multiple_pending_signals \
+no_mask_timeslice overflow_branch_counter pause perf_event pthread_rwlocks restart_diversion \
+reverse_finish reverse_step_breakpoint robust_futex sched_yield seekticks sem sigaltstack \
+sigchld_interrupt_signal sighandler_mask signal_deferred signalfd sigqueueinfo sigrt sigsuspend \
+simple syscallbuf_signal_blocking syscallbuf_signal_reset syscallbuf_timeslice \
+syscallbuf_timeslice2 tgkill thread_yield tick0 timer two_signals_with_mask unjoined_thread \
+vfork_shared wait";
 
 /// Boots one machine, and tests in the guest that can ask its host to move its vCPUs.
 pub fn run(report: &mut Report) -> Result<()> {
