@@ -74,6 +74,7 @@ const FILES: &[&str] = &[
     "/usr/share/man/man1/perfctr-diff.1.gz",
     "/usr/share/man/man1/perfctr-domains-allow.1.gz",
     "/usr/share/man/man1/perfctr-domains-apply.1.gz",
+    "/usr/share/man/man1/perfctr-domains-counts.1.gz",
     "/usr/share/man/man1/perfctr-domains-forbid.1.gz",
     "/usr/share/man/man1/perfctr-domains-limits.1.gz",
     "/usr/share/man/man1/perfctr-domains-list.1.gz",
