@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target};
+use crate::stat::grouped;
 use crate::text::{harmless, print};
 
 /// The accounts are read at least so often. The driver ends them after ten seconds.
@@ -58,17 +59,17 @@ pub struct Accounts {
     read: Instant,
     names: Names,
     named: BTreeSet<u32>,
-    ask: fn() -> Names,
+    find_names: fn() -> Names,
 }
 
 impl Accounts {
-    /// Begins to account the only one of these events. `ask` returns the domains' names.
-    pub fn start(events: &[Event], ask: fn() -> Names) -> Result<Self> {
+    /// Begins to account the only one of these events. `find_names` returns the domains' names.
+    pub fn start(events: &[Event], find_names: fn() -> Names) -> Result<Self> {
         ensure!(events.len() == 1, "{} events found: a host accounts one", events.len());
         let event = events[0];
         let accounts = Host::open()?.accounts(event)?;
         let (names, named) = (Names::new(), BTreeSet::new());
-        Ok(Self { event, accounts, read: Instant::now(), names, named, ask })
+        Ok(Self { event, accounts, read: Instant::now(), names, named, find_names })
     }
 
     /// Returns all virtual CPUs that there are.
@@ -80,7 +81,7 @@ impl Accounts {
         let accounts = self.read()?;
         let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();
         if domains != self.named {
-            self.names = (self.ask)();
+            self.names = (self.find_names)();
             self.named = domains;
         }
         Ok(accounts.iter().map(|account| Row::new(account, &self.names)).collect())
@@ -104,9 +105,14 @@ impl Accounts {
 
 /// Counts until a command ends or the caller interrupts, and prints a table, or JSON. Returns the
 /// command's exit status.
-pub fn count(events: &[Event], ask: fn() -> Names, command: &[OsString], json: bool) -> Result<u8> {
+pub fn count(
+    events: &[Event],
+    find_names: fn() -> Names,
+    command: &[OsString],
+    json: bool,
+) -> Result<u8> {
     let signals = Signals::handle(Target::Cpus(command), None)?;
-    let mut counting = Counting { events, ask, accounts: None };
+    let mut counting = Counting { events, find_names, accounts: None };
     let (status, _) = beside::run(command, None, &signals, &mut counting)?;
     if let Some(mut accounts) = counting.accounts {
         let rows = accounts.rows()?;
@@ -118,13 +124,13 @@ pub fn count(events: &[Event], ask: fn() -> Names, command: &[OsString], json: b
 
 struct Counting<'a> {
     events: &'a [Event],
-    ask: fn() -> Names,
+    find_names: fn() -> Names,
     accounts: Option<Accounts>,
 }
 
 impl Beside for Counting<'_> {
     fn begin(&mut self) -> Result<()> {
-        self.accounts = Some(Accounts::start(self.events, self.ask)?);
+        self.accounts = Some(Accounts::start(self.events, self.find_names)?);
         Ok(())
     }
 
@@ -166,19 +172,6 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Returns a number with a comma before each third digit from the end.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (n, digit) in digits.chars().enumerate() {
-        if n > 0 && (digits.len() - n).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,14 +207,6 @@ domain  vCPU               executed      by the hypervisor                    su
         assert_eq!((&vcpus[0]["domain"], &vcpus[0]["executed"]), (&0.into(), &1_234_567.into()));
         assert_eq!((&vcpus[1]["hypervisor"], &vcpus[1]["sum"]), (&().into(), &1_235_457.into()));
         assert_eq!((&vcpus[2]["domain"], &vcpus[2]["name"]), (&().into(), &"idle".into()));
-    }
-
-    #[test]
-    fn long_numbers_are_grouped() {
-        let expected = [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")];
-        for (number, text) in expected {
-            assert_eq!(grouped(number), text);
-        }
     }
 
     #[test]

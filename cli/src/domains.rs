@@ -198,10 +198,6 @@ fn machines(host: &Host) -> Result<Vec<Domain>> {
 
 /// Runs `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    if let Action::Counts { event, unverified, json, command } = &options.action {
-        let events = event.events(*unverified);
-        return Ok(accounts::count(&events, names_of_xl, command, *json)?.into());
-    }
     let host = Host::open()?;
     let allow = |domain: &str, allowed| {
         let id = number(domain, || Ok(names(host.domains()?.as_deref())))?;
@@ -213,7 +209,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Action::Forbid { domain } => allow(domain, false)?,
         Action::Apply { file, every } => apply(&host, file, *every)?,
         Action::Limits { json } => limits(&host, *json)?,
-        Action::Counts { .. } => {}
+        Action::Counts { event, unverified, json, command } => {
+            let events = event.events(*unverified);
+            return Ok(accounts::count(&events, names_of_xl, command, *json)?.into());
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
