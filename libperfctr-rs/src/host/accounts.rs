@@ -2,7 +2,6 @@
 //! Accounts of a Xen host's virtual CPUs: how many events each has executed itself, and how many
 //! the hypervisor has executed meanwhile.
 
-use shared_abi::PhysSlot;
 use shared_abi::arch::EVNTSEL_RINGS;
 use shared_abi::hypercall::{
     ACCOUNT_UNDIVIDED, ACCOUNTS_MAX, HvAccount, HvAccounting, HvAccounts, OP_ACCOUNTS_READ,
@@ -10,10 +9,9 @@ use shared_abi::hypercall::{
 };
 use zerocopy::FromZeros;
 
-use super::{Driver, Xen};
+use super::{Driver, Xen, on_any_general_counter};
 use crate::error::Error;
 use crate::event::Event;
-use crate::provider::{known, place};
 
 /// The minor version of the driver's interface that has accounts.
 const MINOR: u32 = 5;
@@ -150,11 +148,7 @@ fn wanted(driver: &Driver, event: Event) -> Result<HvAccounting, Error> {
     if event.period() != 0 {
         return Err(Error::unavailable(event, "accounts are no samples, and have no period"));
     }
-    known::check(&[event])?;
-    // The host's counters are general ones, and what they can count, any other can.
-    let first = PhysSlot::general(0).ok_or(Error::Malformed("capabilities"))?;
-    let placed = place::place(&driver.caps, &[event.on(first)])?;
-    let [counter] = &*placed else { return Err(Error::Malformed("list of events")) };
+    let counter = on_any_general_counter(driver, event)?;
     if counter.evntsel & EVNTSEL_RINGS != EVNTSEL_RINGS {
         return Err(Error::unavailable(event, "an account has the events of all modes together"));
     }

@@ -7,12 +7,13 @@ mod samples;
 mod symbols;
 mod xen;
 
-use shared_abi::PmuCaps;
 use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
 use shared_abi::version::ABI_MAJOR;
+use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
 
 use crate::error::Error;
 use crate::event::Event;
+use crate::provider::{known, place};
 pub use accounts::{Divided, HostAccount, HostAccounts};
 use kvm::Kvm;
 pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode};
@@ -43,6 +44,16 @@ impl Driver {
             caps: PmuCaps::from_wire(&query.caps).ok_or(Error::Malformed("capabilities"))?,
         })
     }
+}
+
+/// Returns how a counter of the host's own is to count this event. Such a counter is a general one,
+/// and what it can count, any other can.
+fn on_any_general_counter(driver: &Driver, event: Event) -> Result<CounterConfig, Error> {
+    known::check(&[event])?;
+    let first = PhysSlot::general(0).ok_or(Error::Malformed("capabilities"))?;
+    let placed = place::place(&driver.caps, &[event.on(first)])?;
+    let [counter] = *placed else { return Err(Error::Malformed("list of events")) };
+    Ok(counter)
 }
 
 /// A virtual machine of a host.

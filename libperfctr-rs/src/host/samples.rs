@@ -2,7 +2,6 @@
 //! Samples of a Xen host itself: where its physical CPUs are each time that they have counted a
 //! period of events.
 
-use shared_abi::PhysSlot;
 use shared_abi::hypercall::{
     HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
     PLACE_KERNEL, PLACE_USER, PROFILE_PERIOD_MIN, SAMPLE_HYPERVISOR, SAMPLES_MAX,
@@ -10,10 +9,9 @@ use shared_abi::hypercall::{
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 use zerocopy::FromZeros;
 
-use super::{Driver, Xen};
+use super::{Driver, Xen, on_any_general_counter};
 use crate::error::Error;
 use crate::event::Event;
-use crate::provider::{known, place};
 
 /// The minor version of the driver's interface that has these samples.
 const MINOR: u32 = 4;
@@ -195,11 +193,7 @@ fn wanted(driver: &Driver, event: Event, cpus: Option<&[u32]>) -> Result<HvProfi
     if !(PROFILE_PERIOD_MIN..=PERIOD_EVENTS_MAX).contains(&event.period()) {
         return Err(Error::unavailable(event, "a period of the host is at least 10,000 events"));
     }
-    known::check(&[event])?;
-    // The host's counter is a general one, and what it can count, any other can.
-    let first = PhysSlot::general(0).ok_or(Error::Malformed("capabilities"))?;
-    let placed = place::place(&driver.caps, &[event.on(first)])?;
-    let [counter] = &*placed else { return Err(Error::Malformed("list of events")) };
+    let counter = on_any_general_counter(driver, event)?;
     Ok(HvProfile {
         evntsel: counter.evntsel,
         period: event.period(),
