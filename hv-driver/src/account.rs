@@ -50,7 +50,7 @@ impl Account {
     }
 
     /// Returns the events of a session.
-    pub(crate) fn of(&self, session: u64) -> Events {
+    pub(crate) fn events_of(&self, session: u64) -> Events {
         loop {
             let stamp = self.seq.stamp();
             let (of, events) = (self.session.load(Relaxed), self.load());
@@ -123,13 +123,13 @@ mod tests {
     #[test]
     fn events_of_one_session_are_added_up() {
         let account = Account::default();
-        assert_eq!(account.of(0), Events::default());
+        assert_eq!(account.events_of(0), Events::default());
         for session in [1, 2] {
             account.add(session, Events { executed: 5, hypervisor: 1 << 40 });
             account.add(session, Events { executed: 7, hypervisor: 2 });
             let events = Events { executed: 12, hypervisor: (1 << 40) + 2 };
-            assert_eq!(account.of(session), events);
-            assert_eq!(account.of(session + 1), Events::default(), "one without events");
+            assert_eq!(account.events_of(session), events);
+            assert_eq!(account.events_of(session + 1), Events::default(), "one without events");
         }
     }
 
@@ -142,10 +142,10 @@ mod tests {
                 done.store(true, Relaxed);
             });
             while !done.load(Relaxed) {
-                let Events { executed, hypervisor } = account.of(3);
+                let Events { executed, hypervisor } = account.events_of(3);
                 assert_eq!(executed, hypervisor);
             }
         });
-        assert_eq!(account.of(3), Events { executed: 200_000, hypervisor: 200_000 });
+        assert_eq!(account.events_of(3), Events { executed: 200_000, hypervisor: 200_000 });
     }
 }

@@ -26,11 +26,6 @@ use crate::pcpu::Cpu;
 /// Counters with fewer bits could wrap twice between two reads.
 const WIDTH_MIN: u32 = 40;
 
-/// A physical CPU goes on a little longer than the control domain is told, unit: milliseconds.
-/// Time-stamp counters of different CPUs may differ, and a CPU must not have stopped already when
-/// the lease is renewed on another one.
-const GRACE_MS: u64 = 100;
-
 impl Driver {
     /// Checks what the control domain asks for.
     ///
@@ -62,7 +57,7 @@ impl Driver {
             return Err(Errno::BUSY);
         }
         self.session.begin(accounting.evntsel);
-        self.session.lease.renew(now, self.ms(ACCOUNTS_LEASE_MS));
+        self.session.lease.renew(now, self.ticks(ACCOUNTS_LEASE_MS));
         Ok(())
     }
 
@@ -88,7 +83,7 @@ impl Driver {
         // Only then all counters are read, so only then none can have wrapped twice until the end.
         let first = (answer.domain, answer.vcpu) == (0, 0);
         if first {
-            self.session.lease.renew(now, self.ms(ACCOUNTS_LEASE_MS));
+            self.session.lease.renew(now, self.ticks(ACCOUNTS_LEASE_MS));
         }
         Ok(first)
     }
@@ -106,16 +101,12 @@ impl Driver {
             return true;
         }
         let Some(to) = answer.account.get_mut(answer.count as usize) else { return false };
-        let Events { executed, hypervisor } = account.of(self.session.number());
+        let Events { executed, hypervisor } = account.events_of(self.session.number());
         let divided = rings == Rings::Folded || self.caps.can(CAPS_GUEST_ONLY);
         let flags = if divided { 0 } else { ACCOUNT_UNDIVIDED };
         *to = HvAccount { domain, vcpu, flags, reserved: 0, executed, hypervisor };
         answer.count += 1;
         (answer.count as usize) < ACCOUNTS_MAX
-    }
-
-    fn ms(&self, ms: u64) -> u64 {
-        self.rate.window_tsc.wrapping_mul(ms)
     }
 }
 
@@ -127,8 +118,7 @@ impl<P: Pmu> Cpu<'_, P> {
         let (Some(slots), true) = (self.driver.accounts, self.pcpu.counts()) else { return false };
         let now = self.pmu.clock();
         let session = &self.driver.session;
-        let (lasts, number) =
-            (session.lease.lasts(now.wrapping_sub(self.driver.ms(GRACE_MS))), session.number());
+        let (lasts, number) = (self.driver.lets_cpu_go_on(&session.lease, now), session.number());
         if !lasts {
             self.stop_accounts(slots);
         } else if self.pcpu.accounting.session == number {

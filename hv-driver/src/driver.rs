@@ -12,6 +12,11 @@ use crate::lease::Lease;
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
 
+/// A physical CPU goes on a little longer than the control domain is told, unit: milliseconds.
+/// Time-stamp counters of different CPUs may differ, and a CPU must not have stopped already when
+/// the lease is renewed on another one.
+pub(crate) const GRACE_MS: u64 = 100;
+
 /// The counters with which the host accounts events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccountSlots {
@@ -134,6 +139,16 @@ impl Driver {
                 pmu.write_register(global.ctrl, closed);
             }
         }
+    }
+
+    /// Returns how many ticks of the time-stamp counter so many milliseconds have.
+    pub(crate) fn ticks(&self, ms: u64) -> u64 {
+        self.rate.window_tsc.wrapping_mul(ms)
+    }
+
+    /// Returns whether a physical CPU goes on with what this lease allows.
+    pub(crate) fn lets_cpu_go_on(&self, lease: &Lease, now: u64) -> bool {
+        lease.lasts(now.wrapping_sub(self.ticks(GRACE_MS)))
     }
 
     /// Returns the bits of the counters that are the host's own, and count in guests as well.

@@ -26,11 +26,6 @@ use crate::pcpu::Cpu;
 /// Number of samples that a physical CPU keeps until they are taken.
 const RECORDS: usize = 4096;
 
-/// A physical CPU goes on a little longer than the control domain is told, unit: milliseconds.
-/// Time-stamp counters of different CPUs may differ, and a CPU must not have stopped already when
-/// the lease is renewed on another one.
-const GRACE_MS: u64 = 100;
-
 /// A sample in words that the interrupt and the reader share.
 #[derive(Debug)]
 struct Record([AtomicU64; 4]);
@@ -165,10 +160,6 @@ impl Driver {
         self.lease.renew(now, self.ticks(PROFILE_LEASE_MS));
     }
 
-    fn ticks(&self, ms: u64) -> u64 {
-        self.rate.window_tsc.wrapping_mul(ms)
-    }
-
     /// Handles a non-maskable interrupt of the CPU whose PMU, expected interrupts of the host's
     /// counter, and ring these are.  `at` is where it was; its time is set here.  Returns whether
     /// the interrupt was that counter's.
@@ -189,7 +180,7 @@ impl Driver {
             return expected.explains(&self.caps, pmu);
         }
         at.tsc = pmu.clock();
-        if !self.lease.lasts(at.tsc.wrapping_sub(self.ticks(GRACE_MS))) {
+        if !self.lets_cpu_go_on(&self.lease, at.tsc) {
             self.stop_counter(pmu, slot);
             expected.expect(0, false, at.tsc);
             return true;
@@ -271,6 +262,7 @@ mod tests {
 
     use super::*;
     use crate::arch::Identity;
+    use crate::driver::GRACE_MS;
     use crate::pcpu::Pcpu;
     use crate::settings::{HostFacts, Options};
 

@@ -18,9 +18,9 @@
 //! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_PROFILE_READ`] | [`HvSamples`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples, `ENOENT` that physical CPU is not sampled |
 //! | [`OP_PROFILE_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples |
-//! | [`OP_ACCOUNTS_START`] | [`HvAccounting`] | the control domain | `EPERM`, `EOPNOTSUPP` no counters are reserved, `EBUSY` somebody does so, those of [`ConfigError`](crate::ConfigError) |
-//! | [`OP_ACCOUNTS_READ`] | [`HvAccounts`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody does so |
-//! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody does so |
+//! | [`OP_ACCOUNTS_START`] | [`HvAccounting`] | the control domain | `EPERM`, `EOPNOTSUPP` no counters are reserved, `EBUSY` events are accounted already, those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_ACCOUNTS_READ`] | [`HvAccounts`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
+//! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns

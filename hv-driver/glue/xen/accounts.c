@@ -16,7 +16,7 @@ static void cf_check account_here(void *unused)
     perfctr_account_current(current);
 }
 
-static bool add(struct perfctr_hv_accounts *answer, const struct vcpu *v)
+static bool add_vcpu(struct perfctr_hv_accounts *answer, const struct vcpu *v)
 {
     return perfctr_core_add_account(perfctr_driver(), answer,
                                     perfctr_account_of(v), v->domain->domain_id,
@@ -30,7 +30,7 @@ static bool add_domain(struct perfctr_hv_accounts *answer,
 
     for_each_vcpu(d, v)
     {
-        if ( !add(answer, v) )
+        if ( !add_vcpu(answer, v) )
             return false;
     }
 
@@ -64,7 +64,7 @@ static void add_idle(struct perfctr_hv_accounts *answer)
 
     for ( cpu = 0; cpu < nr_cpu_ids; cpu++ )
     {
-        if ( idle_vcpu[cpu] && !add(answer, idle_vcpu[cpu]) )
+        if ( idle_vcpu[cpu] && !add_vcpu(answer, idle_vcpu[cpu]) )
             return;
     }
 }
