@@ -35,6 +35,7 @@ pub mod shared;
 pub mod signalled;
 pub mod stats;
 pub mod step;
+pub mod tallied;
 pub mod tally;
 pub mod threads;
 pub mod time;

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the accounts of virtual CPUs: what each has executed, and what the hypervisor meanwhile.
+//! Tests the accounts of virtual CPUs: what each virtual CPU has executed, and what the hypervisor
+//! has executed while it was current.
 //!
-//! The emulator's tally says how many instructions a physical CPU has executed in ring 0, outside
-//! of it, and in a guest's own ring 0. Each look at the accounts is between two looks at the tally.
-//! So the difference of two looks is known up to what is executed between a look and the tally's.
-//! Where that is the same twice, the difference is known to the instruction.
+//! The emulator keeps a tally: how many instructions each physical CPU has executed in ring 0,
+//! outside of ring 0, and in a guest's own ring 0. A test reads the tally, then the accounts, then
+//! the tally again, and calls this a look. It does so twice, with some work between both looks. The
+//! accounts must have grown by what the tally has grown by. How much that is, is known up to the
+//! instructions that the looks themselves take. If both looks take equally many, they cancel, and
+//! the test demands the exact number.
 //!
-//! With `passive`, a PVH tenant executes meanwhile, which knows nothing of it. It is that of the
-//! program `system`. With `busy`, this program works beside the command.
+//! With the argument `passive`, this tests the account of a PVH tenant, which does not know that it
+//! is looked at. The tenant runs the program `system`. With the argument `busy`, this is the
+//! command that `perfctr domains counts` runs meanwhile.
 
 use std::env;
 use std::fs;
@@ -18,7 +22,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use perfctr::rdpmc::Hardware;
-use perfctr::{Event, Provider, Session};
 use serde_json::Value;
 use shared_abi::hypercall::{
     ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, HvAccount, HvAccounting, HvAccounts, OP_ACCOUNTS_READ,
@@ -27,17 +30,14 @@ use shared_abi::hypercall::{
 use shared_abi::read::Counters;
 use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
 use vm_tests::raw::{Argument, Refusal};
-use vm_tests::region::{self, Region};
+use vm_tests::region::Region;
+use vm_tests::tallied::{CPU, OTHER, move_to_cpu, start_passive_tenant};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{self, Kind, Tenant, Tsc};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 use zerocopy::FromZeros;
 
-/// The physical CPU on which one virtual CPU of the control domain is alone, and the other one.
-const CPU: u32 = 0;
-const OTHER: u32 = 1;
 const THIS: &str = "/work/accounts";
 const WORKED: &str = "/tmp/worked";
 const IDLE: u32 = 0x7fff;
@@ -75,7 +75,7 @@ impl Accounts<'_> {
         Ok(accounts)
     }
 
-    fn all(&self) -> Result<Vec<HvAccount>, Refusal> {
+    fn read_all(&self) -> Result<Vec<HvAccount>, Refusal> {
         let mut all: Vec<HvAccount> = Vec::new();
         loop {
             let (domain, vcpu) = all.last().map_or((0, 0), |last| (last.domain, last.vcpu + 1));
@@ -90,6 +90,8 @@ impl Accounts<'_> {
 
 /// What a physical CPU has executed: guests, and the hypervisor.
 type Executed = [u64; 2];
+const EXECUTED: usize = 0;
+const HYPERVISOR: usize = 1;
 
 fn executed_here() -> Executed {
     let [ring_0, outside, guests] =
@@ -119,14 +121,14 @@ impl Look {
     /// Looks at the accounts, and at what this physical CPU has executed.
     fn here(accounts: &Accounts<'_>) -> Result<Self> {
         let before = executed_here();
-        let accounts = accounts.all()?;
+        let accounts = accounts.read_all()?;
         Ok(Self { before, accounts, after: executed_here() })
     }
 
     /// The same for both physical CPUs, with this thread on a virtual CPU of each.
     fn everywhere(accounts: &Accounts<'_>) -> Result<Self> {
         let before = both_executed()?;
-        let accounts = accounts.all()?;
+        let accounts = accounts.read_all()?;
         Ok(Self { before, accounts, after: both_executed()? })
     }
 
@@ -154,7 +156,7 @@ impl Look {
 
 /// Returns whether guests, or the hypervisor, have executed the same number of instructions in both
 /// looks. They were the same ones then, if the looks are the narrowest of many.
-fn same(from: &Look, to: &Look, by: usize) -> bool {
+fn same_width(from: &Look, to: &Look, by: usize) -> bool {
     from.width()[by] == to.width()[by]
 }
 
@@ -169,7 +171,7 @@ fn compare(
     let accounted = [0, 1].map(|n| to.sum(&of)[n] - from.sum(&of)[n]);
     let least = [0, 1].map(|n| to.before[n] - from.after[n]);
     let most = [0, 1].map(|n| to.after[n] - from.before[n]);
-    let exactly = exactly.filter(|by| same(from, to, *by));
+    let exactly = exactly.filter(|by| same_width(from, to, *by));
     let exact = exactly.map(|by| (by, to.before[by] - from.before[by]));
     let says = format!(
         "executed {} of {} to {} ({exact:?}), hypervisor {} of {} to {}",
@@ -183,47 +185,32 @@ fn compare(
 
 fn main() -> Result<ExitCode> {
     match env::args().nth(1).as_deref() {
-        Some("passive") => return passive(),
-        Some("busy") => return busy(),
+        Some("passive") => return account_of_passive_tenant(),
+        Some("busy") => return work_beside_command(),
         _ => {}
     }
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let all = cpus()?;
-    let session = prepare(&xen, &all)?;
+    let session = move_to_cpu(&xen, &all)?;
     let (accounts, mut tally) = (Accounts(&xen), Tally::default());
-    nobody(&accounts, &mut tally);
+    without_session(&accounts, &mut tally);
     accounts.start(INSTRUCTIONS)?;
-    alone(&accounts, &mut tally)?;
-    known(&accounts, &mut tally)?;
-    switches(&accounts, &mut tally)?;
-    storm(&accounts, &all, &mut tally)?;
+    account_of_vcpu(&accounts, &mut tally)?;
+    account_of_known_instructions(&accounts, &mut tally)?;
+    account_of_hypervisor(&accounts, &mut tally)?;
+    accounts_in_storm(&accounts, &all, &mut tally)?;
     accounts.stop()?;
-    command(all.len(), &mut tally)?;
+    accounts_by_command(all.len(), &mut tally)?;
     drop(session);
     accounts.start(INSTRUCTIONS)?;
-    beside(&accounts, &mut tally)?;
+    counts_beside_accounts(&accounts, &mut tally)?;
     accounts.stop()?;
-    ends(&accounts, &mut tally)?;
+    sessions_end(&accounts, &mut tally)?;
     Ok(tally.finish())
 }
 
-/// Moves all other vCPUs of the control domain away from physical CPU 0, and this thread to it. As
-/// long as there is the session, the thread can read what the emulator has executed there.
-fn prepare(xen: &Xen, cpus: &[usize]) -> Result<Session> {
-    region::overhead()?;
-    for &cpu in cpus {
-        let on = if cpu == 0 { 1 << CPU } else { 1 << OTHER };
-        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
-    }
-    run_on(SELF, &cpus[..1])?;
-    let mut session = Session::open_with(Provider::Paravirt)?;
-    session.start(&[Event::INSTRUCTIONS])?;
-    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
-    Ok(session)
-}
-
 /// While nobody accounts, there is nothing to read or to end, and what is wrong is refused.
-fn nobody(accounts: &Accounts<'_>, tally: &mut Tally) {
+fn without_session(accounts: &Accounts<'_>, tally: &mut Tally) {
     let outcome = (accounts.batch(0, 0).map(drop), accounts.stop());
     tally.check(
         "while nobody accounts there is nothing to read or to end",
@@ -248,28 +235,34 @@ fn work() {
     Region { first: 4_000, second: 1 }.execute(&mut 0);
 }
 
-/// What a virtual CPU executes that is alone on its physical CPU is accounted to the instruction.
-fn alone(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
-    let mut found = Err(NEVER_SAME.to_owned());
+/// Looks at the accounts of physical CPU 0 before this work and after it, again and again until
+/// both looks took equally many instructions. Returns whether the account of guests
+/// ([`EXECUTED`]), or that of the hypervisor ([`HYPERVISOR`]), is exact then.
+fn is_exact(accounts: &Accounts<'_>, by: usize, work: impl Fn()) -> Result<Result<(), String>> {
     for _ in 0..ATTEMPTS {
-        let from = Look::narrow(accounts, 0)?;
-        (0..100).for_each(|_| work());
-        let to = Look::narrow(accounts, 0)?;
-        found = compare(&from, &to, Some(0), of_cpu);
-        if found.is_err() || same(&from, &to, 0) {
-            break;
+        let from = Look::narrow(accounts, by)?;
+        work();
+        let to = Look::narrow(accounts, by)?;
+        let found = compare(&from, &to, Some(by), of_cpu);
+        if found.is_err() || same_width(&from, &to, by) {
+            return Ok(found);
         }
-        found = Err(NEVER_SAME.to_owned());
     }
+    Ok(Err(NEVER_SAME.to_owned()))
+}
+
+/// What a virtual CPU executes that is alone on its physical CPU is accounted to the instruction.
+fn account_of_vcpu(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    let found = is_exact(accounts, EXECUTED, || (0..100).for_each(|_| work()))?;
     tally.check("what a virtual CPU executes is accounted to the instruction", found);
     let looked = Look::here(accounts)?;
-    let idle = looked.sum(|one| one.domain == IDLE)[0];
+    let idle = looked.sum(|one| one.domain == IDLE)[EXECUTED];
     tally.check("idle virtual CPUs execute nothing themselves", equal(idle, 0));
     Ok(())
 }
 
 /// A known number of instructions is exactly what the account has got, beside what looks take.
-fn known(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+fn account_of_known_instructions(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     let least = |region: Region| -> Result<u64> {
         let mut least = u64::MAX;
         for _ in 0..ATTEMPTS {
@@ -292,27 +285,19 @@ fn known(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
 ///
 /// A look also waits for the other CPU, after this CPU's accounts are up to date. The narrowest of
 /// many looks has not waited.
-fn switches(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
-    let mut found = Err(NEVER_SAME.to_owned());
-    for _ in 0..ATTEMPTS {
-        let from = Look::narrow(accounts, 1)?;
+fn account_of_hypervisor(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+    let found = is_exact(accounts, HYPERVISOR, || {
         for _ in 0..SWITCHES / 2 {
             // To the idle virtual CPU, and back.
             sleep(Duration::from_micros(20));
         }
-        let to = Look::narrow(accounts, 1)?;
-        found = compare(&from, &to, Some(1), of_cpu);
-        if found.is_err() || same(&from, &to, 1) {
-            break;
-        }
-        found = Err(NEVER_SAME.to_owned());
-    }
+    })?;
     tally.check("what the hypervisor executes is accounted to the instruction", found);
     Ok(())
 }
 
 /// While virtual CPUs go from one physical CPU to the other, nothing is lost of all accounts.
-fn storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()> {
+fn accounts_in_storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()> {
     for &cpu in all.iter().skip(2) {
         accounts.0.set_affinity(CONTROL_DOMAIN, cpu as u32, 1 << CPU | 1 << OTHER)?;
     }
@@ -333,7 +318,7 @@ fn storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()
             let start = Instant::now();
             // Who reads accounts often keeps them just as exact.
             while start.elapsed() < STORM {
-                accounts.all()?;
+                accounts.read_all()?;
                 sleep(Duration::from_millis(2));
             }
             Ok((from, Look::everywhere(accounts)?))
@@ -349,9 +334,9 @@ fn storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()
 }
 
 /// The command shows the same accounts, and serves them to Prometheus.
-fn command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
+fn accounts_by_command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
     let before = both_executed()?;
-    let shown = said(&["domains", "counts", "--json", "--", THIS, "busy"])?;
+    let shown = output_of(&["domains", "counts", "--json", "--", THIS, "busy"])?;
     let after = both_executed()?;
     let most: u64 = [0, 1].map(|n| after[n].wrapping_sub(before[n])).iter().sum();
     let shown: Value = serde_json::from_str(&shown)?;
@@ -365,7 +350,7 @@ fn command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
     let fits = (least..=most).contains(&sum);
     println!("{says}");
     tally.check("the command shows what all CPUs execute", fits.then_some(()).ok_or(says));
-    let served = said(&["export", "--host", "--once"])?;
+    let served = output_of(&["export", "--host", "--once"])?;
     let first = "perfctr_domain_events_total{domain=\"0\",name=\"";
     let by = ["by=\"domain\"", "by=\"hypervisor\""]
         .map(|by| served.lines().any(|line| line.starts_with(first) && line.contains(by)));
@@ -374,8 +359,8 @@ fn command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
 }
 
 /// Works beside the command, and says how much physical CPU 0 has executed meanwhile.
-fn busy() -> Result<ExitCode> {
-    let session = prepare(&Xen::open()?, &cpus()?)?;
+fn work_beside_command() -> Result<ExitCode> {
+    let session = move_to_cpu(&Xen::open()?, &cpus()?)?;
     let before = executed_here();
     (0..100).for_each(|_| work());
     let after = executed_here();
@@ -386,7 +371,7 @@ fn busy() -> Result<ExitCode> {
 }
 
 /// Returns what the command writes to its standard output.
-fn said(words: &[&str]) -> Result<String> {
+fn output_of(words: &[&str]) -> Result<String> {
     let output = Command::new("/work/perfctr").args(words).output().context("/work/perfctr")?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{words:?}: {}: {error}", output.status);
@@ -394,12 +379,12 @@ fn said(words: &[&str]) -> Result<String> {
 }
 
 /// Guests' counts stay exact while events are accounted.
-fn beside(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+fn counts_beside_accounts(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     let witness = Witness::new()?;
     let start = Instant::now();
     let mut outcome = Ok(());
     while outcome.is_ok() && start.elapsed() < STORM {
-        accounts.all()?;
+        accounts.read_all()?;
         outcome = witness.unchanged();
     }
     tally.check("a guest's counts are exact while events are accounted", outcome);
@@ -407,15 +392,10 @@ fn beside(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
 }
 
 /// Accounts what a PVH tenant executes that knows nothing of it.
-fn passive() -> Result<ExitCode> {
+fn account_of_passive_tenant() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
-    toolstack::start()?;
-    let mut tenant = Tenant::create_kind(Kind::Pvh, "passive", 1, Tsc::Native, "tenant")?;
-    xen.set_affinity(tenant.domain, 0, 1 << CPU)?;
-    tenant.unpause()?;
-    let code = tenant.hear()?;
-    ensure!(code["error"].is_null(), "{code}");
-    let session = prepare(&xen, &cpus()?)?;
+    let (tenant, _) = start_passive_tenant(&xen)?;
+    let session = move_to_cpu(&xen, &cpus()?)?;
     let (accounts, mut tally) = (Accounts(&xen), Tally::default());
     accounts.start(INSTRUCTIONS)?;
     let domain = u32::from(tenant.domain);
@@ -424,17 +404,17 @@ fn passive() -> Result<ExitCode> {
     let mut share = Err(String::new());
     for _ in 0..ATTEMPTS {
         let kernel = || Hardware.counter(GUESTS_RING_0);
-        let from = (Look::narrow(&accounts, 0)?, kernel());
+        let from = (Look::narrow(&accounts, EXECUTED)?, kernel());
         sleep(TENANT);
-        let to = (kernel(), Look::narrow(&accounts, 0)?);
+        let to = (kernel(), Look::narrow(&accounts, EXECUTED)?);
         let got = [&to.1, &from.0].map(|look| look.sum(|one| one.domain == domain));
         let (got, kernel) = (got[0][0] - got[1][0], to.0 - from.1);
         let says = format!("{got} executed by the tenant, {kernel} in its kernel");
         println!("{says}");
         // It is in user mode as well, where only the control domain is, too.
         share = if kernel > 0 && got > kernel { Ok(()) } else { Err(says) };
-        found = compare(&from.0, &to.1, Some(0), here);
-        if found.is_err() || share.is_err() || same(&from.0, &to.1, 0) {
+        found = compare(&from.0, &to.1, Some(EXECUTED), here);
+        if found.is_err() || share.is_err() || same_width(&from.0, &to.1, EXECUTED) {
             break;
         }
         found = Err(NEVER_SAME.to_owned());
@@ -445,7 +425,7 @@ fn passive() -> Result<ExitCode> {
     );
     tally.check("a PVH tenant's kernel is in what the tenant has executed", share);
     tenant.destroy()?;
-    let gone = accounts.all()?.iter().all(|one| one.domain != domain);
+    let gone = accounts.read_all()?.iter().all(|one| one.domain != domain);
     let says = if gone { Ok(()) } else { Err("it is there".to_owned()) };
     tally.check("the account of a domain that has ended is gone", says);
     accounts.stop()?;
@@ -454,7 +434,7 @@ fn passive() -> Result<ExitCode> {
 }
 
 /// Only one session is at a time, and it ends by itself when nobody reads accounts any more.
-fn ends(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
+fn sessions_end(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     accounts.start(INSTRUCTIONS)?;
     let busy = accounts.start(INSTRUCTIONS);
     tally.check("there is one accounting at a time", equal(busy, Err(Refusal::EBUSY)));

@@ -15,9 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use perfctr::rdpmc::Hardware;
-use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::hypercall::{
     HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
@@ -26,17 +25,15 @@ use shared_abi::hypercall::{
 use shared_abi::read::Counters;
 use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
 use vm_tests::raw::{Argument, Refusal};
-use vm_tests::region::{self, Region};
+use vm_tests::region::Region;
+use vm_tests::tallied::{CPU, OTHER, move_to_cpu, start_passive_tenant};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{self, Kind, Tenant, Tsc, live, say};
+use vm_tests::toolstack::{live, say};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
 use zerocopy::FromZeros;
 
-/// The physical CPU that is sampled, and the other one.
-const CPU: u32 = 0;
-const OTHER: u32 = 1;
 /// The host's instructions (event C0H): in ring 0, in the other rings, in both.
 const RING_0_ONLY: u64 = 0x42_00c0;
 const OUTSIDE_ONLY: u64 = 0x41_00c0;
@@ -137,7 +134,7 @@ fn main() -> Result<ExitCode> {
     }
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
-    let session = prepare(&xen, &cpus)?;
+    let session = move_to_cpu(&xen, &cpus)?;
     let (profile, mut tally) = (Profile(&xen), Tally::default());
     nobody(&profile, &mut tally);
     samples(&profile, &mut tally)?;
@@ -146,21 +143,6 @@ fn main() -> Result<ExitCode> {
     beside(&profile, &cpus[1..], &mut tally)?;
     ends(&profile, &mut tally)?;
     Ok(tally.finish())
-}
-
-/// Moves all other vCPUs of the control domain away from physical CPU 0, and this thread to it. As
-/// long as there is the session, the thread can read what the emulator has executed there.
-fn prepare(xen: &Xen, cpus: &[usize]) -> Result<Session> {
-    region::overhead()?;
-    for &cpu in cpus {
-        let on = if cpu == 0 { 1 << CPU } else { 1 << OTHER };
-        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
-    }
-    run_on(SELF, &cpus[..1])?;
-    let mut session = Session::open_with(Provider::Paravirt)?;
-    session.start(&[Event::INSTRUCTIONS])?;
-    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
-    Ok(session)
 }
 
 /// While nobody samples, there is nothing to take or to end, and what is wrong is refused.
@@ -405,13 +387,8 @@ fn tenant() -> Result<()> {
 /// Samples physical CPU 0, on which a PVH tenant executes that knows nothing of it.
 fn passive() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
-    toolstack::start()?;
-    let mut tenant = Tenant::create_kind(Kind::Pvh, "passive", 1, Tsc::Native, "tenant")?;
-    xen.set_affinity(tenant.domain, 0, 1 << CPU)?;
-    tenant.unpause()?;
-    let code = tenant.hear()?;
-    ensure!(code["error"].is_null(), "{code}");
-    let session = prepare(&xen, &cpus()?)?;
+    let (tenant, code) = start_passive_tenant(&xen)?;
+    let session = move_to_cpu(&xen, &cpus()?)?;
     let (profile, mut tally) = (Profile(&xen), Tally::default());
     for (name, evntsel) in
         [("ring 0", RING_0_ONLY), ("the other rings", OUTSIDE_ONLY), ("all rings", BOTH)]

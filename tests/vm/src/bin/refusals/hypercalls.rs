@@ -40,14 +40,19 @@ fn load(counters: &[CounterConfig]) -> HvLoad {
     load
 }
 
-/// The operations on accounts.
-const ACCOUNTS: [u32; 3] = [OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP];
-
 /// Returns how `op` is refused. An operation on the whole host is refused first of all to any
 /// domain but a control domain.
 fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
-    let hosts = [OP_DOMAIN, OP_STATS, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP];
-    let hosts = [&hosts[..], &ACCOUNTS].concat();
+    let hosts = [
+        OP_DOMAIN,
+        OP_STATS,
+        OP_PROFILE_START,
+        OP_PROFILE_READ,
+        OP_PROFILE_STOP,
+        OP_ACCOUNTS_START,
+        OP_ACCOUNTS_READ,
+        OP_ACCOUNTS_STOP,
+    ];
     let others = hosts.contains(&op) && host.xen().is_none();
     if others { Refusal::EPERM } else { errno }
 }
@@ -75,7 +80,7 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
         });
     }
     // Nor are there any for accounts.
-    for op in ACCOUNTS {
+    for op in [OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP] {
         let accounting = HvAccounting { evntsel: 0x43_00c0, reserved: 0 };
         let what = format!("accounts of the host's domains, operation {op}");
         bench.refused(&what, of(host, op, Refusal::EOPNOTSUPP), || {
