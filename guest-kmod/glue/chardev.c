@@ -213,6 +213,7 @@ static struct miscdevice perfctr_device = {
 
 int perfctr_chardev_init(void)
 {
+	perfctr_pce_init();
 	return misc_register(&perfctr_device);
 }
 

@@ -103,19 +103,15 @@ static inline bool perfctr_is_dumpable(struct task_struct *task)
 }
 
 /*
- * Whether a module may change CR4.PCE. From 7.0 on the kernel lets only KVM do
- * that.
+ * Has this CPU leave the address space that a kernel thread keeps there. The
+ * caller is such a thread, and interrupts are disabled.
  */
-#define PERFCTR_MAY_CHANGE_CR4 (LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0))
-
-/* Interrupts are disabled. */
-static inline void perfctr_set_cr4_pce(bool is_allowed)
+static inline void perfctr_leave_mm(void)
 {
-#if PERFCTR_MAY_CHANGE_CR4
-	if (is_allowed)
-		cr4_set_bits_irqsoff(X86_CR4_PCE);
-	else
-		cr4_clear_bits_irqsoff(X86_CR4_PCE);
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+	leave_mm();
+#else
+	leave_mm(smp_processor_id());
 #endif
 }
 

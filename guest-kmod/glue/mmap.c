@@ -10,26 +10,60 @@
  */
 
 #include <linux/mm.h>
+#include <linux/percpu.h>
 #include <linux/sched.h>
+#include <linux/workqueue.h>
 
 #include "perfctr.h"
 
 /*
- * Called on each CPU that may execute the process when its first such mapping
- * begins, or when the last one has ended.
+ * From 7.0 on no module but KVM may change CR4, so it is left to the kernel, on
+ * each CPU by a work of that CPU's. A kernel thread, as the one that does the
+ * work, keeps the address space that its CPU had before. The work has the CPU
+ * leave that. The kernel then sets CR4 when it enters the address space again,
+ * before the process goes on there.
  */
-static void perfctr_pce_here(void *data)
-{
-	struct mm_struct *mm = data;
+static DEFINE_PER_CPU(struct work_struct, perfctr_pce_work);
 
-	if (current->active_mm != mm)
-		return;
-	perfctr_set_cr4_pce(atomic_read(&mm->context.perf_rdpmc_allowed));
+static void perfctr_pce_reload(struct work_struct *unused)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_leave_mm();
+	local_irq_restore(flags);
 }
 
+void perfctr_pce_init(void)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		INIT_WORK(per_cpu_ptr(&perfctr_pce_work, cpu),
+			  perfctr_pce_reload);
+}
+
+/* Called on each CPU that may have the address space. */
+static void perfctr_pce_here(void *mm)
+{
+	if (current->active_mm == mm)
+		queue_work_on(smp_processor_id(), system_highpri_wq,
+			      this_cpu_ptr(&perfctr_pce_work));
+}
+
+/*
+ * Called when the first such mapping of a process begins, or when the last one
+ * has ended. A process without threads executes nothing any more.
+ */
 static void perfctr_pce_changed(struct mm_struct *mm)
 {
+	unsigned int cpu;
+
+	if (!atomic_read(&mm->mm_users))
+		return;
 	on_each_cpu_mask(mm_cpumask(mm), perfctr_pce_here, mm, true);
+	for_each_possible_cpu(cpu)
+		flush_work(per_cpu_ptr(&perfctr_pce_work, cpu));
 }
 
 /* If a mapping is cut in two, each part is a mapping. */

@@ -14,9 +14,7 @@ static int perfctr_handshake(void)
 
 	if (perfctr_platform_find()) {
 		name = perfctr_platform->name;
-		err = perfctr_core_handshake(perfctr_owns_cr4(),
-					     PERFCTR_MAY_CHANGE_CR4, nr_cpu_ids,
-					     &found);
+		err = perfctr_core_handshake(nr_cpu_ids, &found);
 	}
 	if (err)
 		pr_err("found %s %s (error %d), expected perfctr on, ABI major %d, at most %d vCPUs\n",

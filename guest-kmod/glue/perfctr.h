@@ -193,6 +193,7 @@ int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 
 /* mmap.c: mappings, and processes that may execute RDPMC. */
+void perfctr_pce_init(void);
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 void perfctr_pce_fork(void *unused, struct task_struct *parent,
 		      struct task_struct *child);

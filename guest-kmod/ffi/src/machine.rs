@@ -71,12 +71,10 @@ fn ask_again() -> Result<(), Errno> {
 /// reports what was found; see [`first_handshake`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake(
-    owns_cr4: bool,
-    lends_cr4: bool,
     cpus: u32,
     found: &mut *const c_char,
 ) -> c_int {
-    match first_handshake(&Host, &GuestKernel { owns_cr4, lends_cr4, cpus }) {
+    match first_handshake(&Host, cpus) {
         Ok(query) => {
             // SAFETY: C calls this first, and once.
             unsafe { *ANSWER.0.get() = Some(query) };

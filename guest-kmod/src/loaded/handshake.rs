@@ -43,35 +43,16 @@ pub struct Unsuitable {
     pub found: &'static CStr,
 }
 
-/// The guest's kernel as far as it matters for whether the module can work in it.
-#[derive(Clone, Copy, Debug)]
-pub struct GuestKernel {
-    /// Whether the kernel itself sets CR4, and not its hypervisor.
-    pub owns_cr4: bool,
-    /// Whether it lets its modules change CR4.
-    pub lends_cr4: bool,
-    /// The number of possible CPUs.
-    pub cpus: u32,
-}
-
-/// Asks the hypervisor by [`handshake`] when the module is loaded, and checks that counters can be
-/// read in this guest's kernel.
+/// Asks the hypervisor by [`handshake`] when the module is loaded, and checks that a mapping
+/// has room for the pages of so many possible CPUs.
 ///
 /// # Errors
 ///
-/// The errors of [`handshake`]; `OPNOTSUPP` if nobody could let processes read counters themselves;
-/// `TOOBIG` if a mapping has no room for so many vCPUs.
-pub fn first_handshake(
-    hypervisor: &impl Hypervisor,
-    guest: &GuestKernel,
-) -> Result<HvQuery, Unsuitable> {
+/// The errors of [`handshake`]; `TOOBIG` if there are more than [`MAX_VCPUS`].
+pub fn first_handshake(hypervisor: &impl Hypervisor, cpus: u32) -> Result<HvQuery, Unsuitable> {
     let answer = handshake(hypervisor)
         .map_err(|errno| Unsuitable { errno, found: meaning_of_refusal(errno) })?;
-    if guest.owns_cr4 && !guest.lends_cr4 {
-        let found = c"whose guest's kernel lends its modules no CR4";
-        return Err(Unsuitable { errno: Errno::OPNOTSUPP, found });
-    }
-    if guest.cpus as usize > MAX_VCPUS {
+    if cpus as usize > MAX_VCPUS {
         return Err(Unsuitable { errno: Errno::TOOBIG, found: c"with too many vCPUs" });
     }
     Ok(answer)
@@ -143,17 +124,11 @@ mod tests {
     #[test]
     fn the_module_is_loaded_where_it_can_work_and_says_why_not() {
         let machine = Machine::new();
-        let guest = GuestKernel { owns_cr4: true, lends_cr4: true, cpus: MAX_VCPUS as u32 };
-        let paravirtualised = GuestKernel { owns_cr4: false, lends_cr4: false, ..guest };
-        let recent = GuestKernel { lends_cr4: false, ..guest };
-        let large = GuestKernel { cpus: guest.cpus + 1, ..guest };
-        let asked = |guest| first_handshake(&machine.kernel(0), guest);
-        for suitable in [&guest, &paravirtualised] {
-            assert_eq!(asked(suitable).unwrap().caps, machine.answer.borrow().caps);
-        }
-        let errno = |guest| asked(guest).unwrap_err().errno;
-        assert_eq!(errno(&recent), Errno::OPNOTSUPP);
-        assert_eq!(errno(&large), Errno::TOOBIG);
+        let asked = |cpus| first_handshake(&machine.kernel(0), cpus);
+        let errno = |cpus| asked(cpus).unwrap_err().errno;
+        let (most, too_many) = (MAX_VCPUS as u32, MAX_VCPUS as u32 + 1);
+        assert_eq!(asked(most).unwrap().caps, machine.answer.borrow().caps);
+        assert_eq!(errno(too_many), Errno::TOOBIG);
         for (refusal, found) in [
             (Errno::NOSYS, c"without perfctr"),
             (Errno::NODEV, c"with perfctr off; its log says why"),
@@ -162,8 +137,8 @@ mod tests {
             (Errno::INVAL, c"that does not support this kind of domain"),
         ] {
             machine.refuse(Some(refusal));
-            assert_eq!(asked(&guest).unwrap_err(), Unsuitable { errno: refusal, found });
-            assert_eq!(errno(&large), refusal, "the hypervisor is asked first");
+            assert_eq!(asked(most).unwrap_err(), Unsuitable { errno: refusal, found });
+            assert_eq!(errno(too_many), refusal, "the hypervisor is asked first");
         }
     }
 
