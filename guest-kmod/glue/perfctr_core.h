@@ -516,7 +516,7 @@ extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 /*
  * Asks the hypervisor when the module is loaded.  If the hypervisor refuses, the function also
  */
-int perfctr_core_handshake(bool owns_cr4, bool lends_cr4, uint32_t cpus, const char **found);
+int perfctr_core_handshake(uint32_t cpus, const char **found);
 
 /*
  * Asks again; see handshake_again.  If the host lets the domain count, vCPUs whose pages were

@@ -9,7 +9,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr};
 
-use guest_kmod::handshake::{GuestKernel, caps, first_handshake, handshake_again};
+use guest_kmod::handshake::{caps, first_handshake, handshake_again};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::{Errno, PmuCaps, VcpuPage};
 
