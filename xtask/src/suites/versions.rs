@@ -19,7 +19,7 @@ const ASKED: [(&str, &str, &str); 3] = [
     (
         "counts",
         "every reading of competing threads is exact",
-        "/work/counting --regions 150 --reads 2000",
+        "/work/counting --regions 150 --reads 20000",
     ),
     ("samples", "every overflow reaches its own thread", "/work/overflow --rounds 1"),
     (
