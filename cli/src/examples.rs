@@ -93,5 +93,7 @@ Examples:
       Shows all threads.
   perfctr top -p 1234 -e instructions:u,cycles:u
       Shows the threads of process 1234.
+  perfctr top --functions
+      Shows in which functions all programs are.
   perfctr top --host
       Shows which domains of a Xen host execute which functions, also of the hypervisor.";

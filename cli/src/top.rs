@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr top`, which shows live what each thread or each CPU counts, or where a host
-//! is.
+//! Implements `perfctr top`, which shows live what each thread or each CPU counts, or in which
+//! functions programs or a host are.
 
-mod host;
+mod sampled;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -33,37 +34,40 @@ use crate::text::print;
 /// The options of `perfctr top`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names. A host is sampled by one, in
-    /// all modes, in Xen's ring 0 only (`cycles:k`) or outside of it (`cycles:u`).
+    /// Events, separated by commas.  `perfctr list` shows their names. Functions are found by
+    /// samples of one event: of programs in user mode, and of a host in all modes, in Xen's ring 0
+    /// only (`cycles:k`) or outside of it (`cycles:u`).
     #[arg(
         short,
         long,
         value_parser = EventParser::Single,
         hide_possible_values = true,
         default_value = "instructions:u,cycles:u,branches:u",
-        default_value_if("host", "true", "cycles")
+        default_value_ifs([("host", "true", "cycles"), ("functions", "true", "cycles:u")])
     )]
     event: EventList,
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// Shows only threads of this process; may be given several times.
+    /// Shows only threads, or functions, of this process; may be given several times.
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
     /// Shows CPUs (in a guest: vCPUs) first, in place of threads.
     #[arg(short = 'C', long)]
     cpus: bool,
+    /// Samples processes, or whatever executes on all CPUs, and shows in which functions that is.
+    #[arg(short, long, group = "sampled", conflicts_with = "cpus")]
+    functions: bool,
     /// Samples the Xen host that this is the control domain of, and shows which domains execute
     /// which functions. Xen's option `perfctr=profile` lets it.
-    #[arg(long, conflicts_with_all = ["pid", "cpus"])]
+    #[arg(long, group = "sampled", conflicts_with_all = ["pid", "cpus"])]
     host: bool,
-    /// Takes a sample of the host every so many events, unless the event says so itself
-    /// (`/period=N/`).
-    #[arg(short, long, default_value_t = 1_000_003, requires = "host")]
+    /// Takes a sample every so many events, unless the event says so itself (`/period=N/`).
+    #[arg(short, long, default_value_t = 1_000_003, requires = "sampled")]
     count: u64,
-    /// Distinguishes the host's samples by these columns, separated by commas: layer, domain and
-    /// symbol without it.
-    #[arg(short, long, value_enum, value_delimiter = ',', requires = "host")]
+    /// Distinguishes samples by these columns, separated by commas. Without it, this is the symbol,
+    /// and of a host layer, domain and symbol.
+    #[arg(short, long, value_enum, value_delimiter = ',', requires = "sampled")]
     sort: Vec<Key>,
     /// Updates after so many milliseconds.
     #[arg(
@@ -82,6 +86,9 @@ pub struct Options {
     plain: bool,
 }
 
+/// The number of rows by which a page is scrolled.
+const PAGE: usize = 20;
+
 /// What is shown live.
 trait Screen {
     /// The longest time between two calls of `tick`.
@@ -98,7 +105,11 @@ trait Screen {
     /// Returns the last update as text.
     fn text(&self) -> String;
 
-    fn draw(&self, frame: &mut Frame<'_>);
+    /// Returns the number of rows of the last update.
+    fn rows(&self) -> usize;
+
+    /// Draws the last update, from this row on.
+    fn draw(&self, frame: &mut Frame<'_>, first: usize);
 }
 
 /// The view that is shown.
@@ -127,6 +138,8 @@ struct Watch {
     threads: Threads,
     cpus: Vec<(u32, Watched)>,
     view: View,
+    /// The event by which threads are ordered.
+    by: usize,
     before: BTreeMap<u32, Vec<Total>>,
     looked: Instant,
     rows: Vec<Row>,
@@ -144,6 +157,7 @@ impl Watch {
             cpus: Vec::new(),
             events,
             view,
+            by: 0,
             before: BTreeMap::new(),
             looked: Instant::now(),
             rows: Vec::new(),
@@ -162,9 +176,17 @@ impl Watch {
             View::Cpus => self.look_at_cpus(time)?,
         };
         if view == View::Threads {
-            rows.sort_by(|one, other| other.counts.cmp(&one.counts).then(one.id.cmp(&other.id)));
+            order(&mut rows, self.by);
         }
         Ok(rows)
+    }
+
+    /// Orders threads by the event before or after the one by which they are ordered.
+    fn order_by(&mut self, by: Option<usize>) {
+        if let Some(by) = by.filter(|&by| self.view == View::Threads && by < self.events.len()) {
+            self.by = by;
+            order(&mut self.rows, by);
+        }
     }
 
     fn look_at_threads(&mut self, time: Duration) -> Result<Vec<Row>> {
@@ -209,6 +231,12 @@ impl Watch {
     }
 }
 
+/// Orders threads by this event and then by the others. Those that count most come first.
+fn order(rows: &mut [Row], by: usize) {
+    let most = |row: &Row| Reverse((row.counts.get(by).copied(), row.counts.clone()));
+    rows.sort_by_key(|row| (most(row), row.id));
+}
+
 fn row(id: u32, name: String, before: &[Total], now: &[Total], time: Duration) -> Row {
     let each: Vec<Total> = now.iter().zip(before).map(|(&now, &before)| now - before).collect();
     let enabled = each.first().map_or(Duration::ZERO, |total| total.enabled);
@@ -241,6 +269,11 @@ impl Screen for Watch {
             KeyCode::Char('t') => View::Threads,
             _ => self.view,
         };
+        match key {
+            KeyCode::Left | KeyCode::Char('<') => self.order_by(self.by.checked_sub(1)),
+            KeyCode::Right | KeyCode::Char('>') => self.order_by(Some(self.by + 1)),
+            _ => {}
+        }
         let changes = wanted != self.view;
         if changes {
             // The next update is of the time from now on.
@@ -253,16 +286,22 @@ impl Screen for Watch {
         text(&self.events, &self.rows)
     }
 
-    fn draw(&self, frame: &mut Frame<'_>) {
-        draw(frame, &self.events, self.view, &self.rows);
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>, first: usize) {
+        let by = (self.view == View::Threads).then_some(self.by);
+        draw(frame, &self.events, by, self.rows.get(first..).unwrap_or_default());
     }
 }
 
 /// Runs `perfctr top`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    match options.host {
-        true => show(options, &mut host::View::open(options)?),
-        false => show(options, &mut Watch::open(options)?),
+    match (options.host, options.functions) {
+        (true, _) => show(options, &mut sampled::of_host(options)?),
+        (_, true) => show(options, &mut sampled::of_programs(options)?),
+        _ => show(options, &mut Watch::open(options)?),
     }
 }
 
@@ -319,9 +358,10 @@ fn interactive<S: Screen>(
     terminal: &mut DefaultTerminal,
 ) -> Result<()> {
     let delay = Duration::from_millis(options.delay);
-    let (mut next, mut looks) = (Instant::now() + delay, 0);
+    let (mut next, mut looks, mut first) = (Instant::now() + delay, 0, 0);
     loop {
-        terminal.draw(|frame| screen.draw(frame))?;
+        first = first.min(screen.rows().saturating_sub(1));
+        terminal.draw(|frame| screen.draw(frame, first))?;
         if options.looks == Some(looks) {
             return Ok(());
         }
@@ -342,6 +382,11 @@ fn interactive<S: Screen>(
                 match key.code {
                     KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
                     KeyCode::Char('c') if control => return Ok(()),
+                    KeyCode::Up => first = first.saturating_sub(1),
+                    KeyCode::Down => first += 1,
+                    KeyCode::PageUp => first = first.saturating_sub(PAGE),
+                    KeyCode::PageDown => first += PAGE,
+                    KeyCode::Home => first = 0,
                     code if screen.key(code)? => next = Instant::now() + delay,
                     _ => {}
                 }
@@ -351,11 +396,13 @@ fn interactive<S: Screen>(
     }
 }
 
-fn draw(frame: &mut Frame<'_>, events: &[Event], view: View, rows: &[Row]) {
+/// Draws threads, which are ordered by an event, or CPUs, which are not.
+fn draw(frame: &mut Frame<'_>, events: &[Event], by: Option<usize>, rows: &[Row]) {
     let [table, keys] =
         Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(frame.area());
-    let numbers = events.iter().map(|event| event.to_string());
-    let first = if view == View::Cpus { "CPU" } else { "thread" };
+    let mark = |n| if by == Some(n) { " ↓" } else { "" };
+    let numbers = events.iter().enumerate().map(|(n, event)| format!("{event}{}", mark(n)));
+    let first = if by.is_none() { "CPU" } else { "thread" };
     let head = [first.to_owned(), "name".to_owned(), "time".to_owned()].into_iter().chain(numbers);
     let cells = |row: &Row| {
         let id = [row.id.to_string(), row.name.clone(), format!("{:.1}%", 100.0 * row.share)];
@@ -367,7 +414,8 @@ fn draw(frame: &mut Frame<'_>, events: &[Event], view: View, rows: &[Row]) {
     let widths = widths.into_iter().chain(events.iter().map(|_| Constraint::Length(20)));
     let head = Cells::new(head.map(Cell::from)).bold();
     frame.render_widget(Table::new(rows.iter().map(cells), widths).header(head), table);
-    let what = "q ends, t shows threads, c CPUs; ~ estimated, for lack of counters";
+    let what = "q ends, t shows threads, c CPUs; arrows scroll and choose what threads are ordered by; \
+                ~ estimated, for lack of counters";
     frame.render_widget(Line::from(what).dim(), keys);
 }
 
@@ -403,6 +451,28 @@ mod tests {
         assert_eq!((rows[1].counts[0], rows[1].estimated), (1_000, true));
     }
 
+    #[test]
+    fn threads_are_ordered_by_the_event_that_is_chosen() {
+        let row = |id, counts: [u64; 2]| Row {
+            id,
+            name: String::new(),
+            counts: counts.to_vec(),
+            estimated: false,
+            share: 0.0,
+        };
+        let mut watch = watch();
+        watch.events = vec![Event::INSTRUCTIONS, Event::CYCLES];
+        watch.rows = vec![row(1, [5, 70]), row(2, [9, 60]), row(4, [5, 80]), row(3, [5, 80])];
+        let mut pressed = |key| {
+            watch.key(key).unwrap();
+            watch.rows.iter().map(|row| row.id).collect::<Vec<_>>()
+        };
+        assert_eq!(pressed(KeyCode::Left), [1, 2, 4, 3], "no event is before the first");
+        assert_eq!(pressed(KeyCode::Right), [3, 4, 1, 2]);
+        assert_eq!(pressed(KeyCode::Char('>')), [3, 4, 1, 2], "none is behind the last");
+        assert_eq!(pressed(KeyCode::Char('<')), [2, 3, 4, 1]);
+    }
+
     /// Looks at threads, of which none is counted yet.
     fn watch() -> Watch {
         Watch {
@@ -410,6 +480,7 @@ mod tests {
             threads: Threads::new(&[], &[]).unwrap(),
             cpus: Vec::new(),
             view: View::Threads,
+            by: 0,
             before: BTreeMap::new(),
             looked: Instant::now(),
             rows: Vec::new(),
@@ -458,9 +529,9 @@ mod tests {
     fn rows_are_drawn_and_printed() {
         let events = [Event::INSTRUCTIONS.user()];
         let mut terminal = Terminal::new(TestBackend::new(70, 6)).unwrap();
-        terminal.draw(|frame| draw(frame, &events, View::Threads, &rows())).unwrap();
+        terminal.draw(|frame| draw(frame, &events, Some(0), &rows())).unwrap();
         let screen = terminal.backend().to_string();
-        for text in ["thread", "instructions:u", "busy", "50.0%", "2,001,234", "~1,000", "q ends"] {
+        for text in ["thread", "instructions:u ↓", "busy", "50.0%", "2,001,234", "~1,000", "q ends"] {
             assert!(screen.contains(text), "`{text}` is not in\n{screen}");
         }
         let text = text(&events, &rows());

@@ -25,31 +25,49 @@ pub fn run(
     signals: &Signals,
 ) -> Result<(Vec<Profile>, u8)> {
     let (command, observed) = target.parts();
-    let sampled = profiles.into_iter().zip(events).map(|(profile, &event)| Sampled {
-        event,
-        profile,
-        samples: Samples::default(),
-        rings: Vec::new(),
-    });
-    let (sampled, memory) = (sampled.collect(), Memory::default());
-    let mut recording = Recording { target, sampled, memory };
-    let (status, _) = beside::run(command, observed, signals, &mut recording)?;
-    recording.tick()?;
-    Ok((recording.finish(), status))
+    let mut attached = Attached { target, recording: Recording::new(events, profiles) };
+    let (status, _) = beside::run(command, observed, signals, &mut attached)?;
+    let mut recording = attached.recording;
+    recording.take()?;
+    for throttled in recording.throttled().filter(|&times| times > 0) {
+        let times = counted(throttled, "time");
+        tell(format_args!("the kernel has paused sampling {times}: too many samples"));
+    }
+    let mut profiles = recording.profiles();
+    begin_with_zero(&mut profiles);
+    Ok((profiles, status))
 }
 
-/// The samples of one event.
+struct Attached<'a> {
+    target: Target<'a>,
+    recording: Recording,
+}
+
+impl Beside for Attached<'_> {
+    fn begin(&mut self) -> Result<()> {
+        self.recording.begin(&Live::of(self.target)?)
+    }
+
+    fn tick(&mut self) -> Result<()> {
+        self.recording.take()
+    }
+}
+
+/// Collects samples of what runs already.
+pub struct Recording {
+    sampled: Vec<Sampled>,
+    memory: Memory,
+}
+
+/// The samples of one event since the last profile.
 struct Sampled {
     event: Event,
+    /// What all its profiles have, and the threads that were sampled since the last one.
     profile: Profile,
     samples: Samples,
     rings: Vec<Rings>,
-}
-
-struct Recording<'a> {
-    target: Target<'a>,
-    sampled: Vec<Sampled>,
-    memory: Memory,
+    /// How many samples were lost until the last profile.
+    lost_before: u64,
 }
 
 /// What all processes have mapped.
@@ -85,40 +103,21 @@ fn addresses(ip: u64, callers: &[u64]) -> Vec<u64> {
     [ip].into_iter().chain(callers).collect()
 }
 
-impl Recording<'_> {
-    fn finish(self) -> Vec<Profile> {
-        let modules = self.memory.files.modules();
-        let finished = self.sampled.into_iter().map(|sampled| {
-            let Sampled { mut profile, samples, rings, .. } = sampled;
-            samples.fill(&mut profile);
-            profile.modules.clone_from(&modules);
-            profile.lost = rings.iter().map(Rings::lost).sum();
-            if let throttled @ 1.. = rings.iter().map(Rings::throttled).sum::<u64>() {
-                let times = counted(throttled, "time");
-                tell(format_args!("the kernel has paused sampling {times}: too many samples"));
-            }
-            // What a thread has counted after its last sample is not known.
-            profile.count_by_samples();
-            profile
+impl Recording {
+    /// Collects nothing yet. The profile of each event says by which it is, and has no samples.
+    pub fn new(events: &[Event], profiles: Vec<Profile>) -> Self {
+        let sampled = profiles.into_iter().zip(events).map(|(profile, &event)| Sampled {
+            event,
+            profile,
+            samples: Samples::default(),
+            rings: Vec::new(),
+            lost_before: 0,
         });
-        let mut finished: Vec<Profile> = finished.collect();
-        begin_with_zero(&mut finished);
-        finished
+        Self { sampled: sampled.collect(), memory: Memory::default() }
     }
-}
 
-/// Makes times those since the first sample of all events.
-fn begin_with_zero(profiles: &mut [Profile]) {
-    let stacks = || profiles.iter().flat_map(|profile| &profile.stacks);
-    let first = stacks().flat_map(|stack| &stack.times).min().copied().unwrap_or(0);
-    for stack in profiles.iter_mut().flat_map(|profile| &mut profile.stacks) {
-        stack.times.iter_mut().for_each(|time| *time -= first);
-    }
-}
-
-impl Beside for Recording<'_> {
-    fn begin(&mut self) -> Result<()> {
-        let live = Live::of(self.target)?;
+    /// Begins to sample these by each event.
+    pub fn begin(&mut self, live: &[Live]) -> Result<()> {
         for Sampled { event, profile, rings, .. } in &mut self.sampled {
             let sample = |live: Live| live.sample(*event, profile.call_graph);
             *rings = live.iter().cloned().map(sample).collect::<Result<_>>()?;
@@ -127,7 +126,7 @@ impl Beside for Recording<'_> {
     }
 
     /// Takes what the kernel has written meanwhile.
-    fn tick(&mut self) -> Result<()> {
+    pub fn take(&mut self) -> Result<()> {
         self.memory.read.clear();
         for Sampled { profile, samples, rings, .. } in &mut self.sampled {
             for rings in rings {
@@ -143,6 +142,39 @@ impl Beside for Recording<'_> {
         }
         Ok(())
     }
+
+    /// Returns the profile of each event, with the samples since the last one.
+    pub fn profiles(&mut self) -> Vec<Profile> {
+        let modules = self.memory.files.modules();
+        // Another process may get the number of one that has ended.
+        self.memory.spaces.clear();
+        let finished = self.sampled.iter_mut().map(|sampled| {
+            let mut profile = sampled.profile.clone();
+            sampled.profile.threads.clear();
+            std::mem::take(&mut sampled.samples).fill(&mut profile);
+            profile.modules.clone_from(&modules);
+            let lost = sampled.rings.iter().map(Rings::lost).sum();
+            profile.lost = lost - std::mem::replace(&mut sampled.lost_before, lost);
+            // What a thread has counted after its last sample is not known.
+            profile.count_by_samples();
+            profile
+        });
+        finished.collect()
+    }
+
+    /// Returns how often the kernel has paused sampling by each event.
+    fn throttled(&self) -> impl Iterator<Item = u64> {
+        self.sampled.iter().map(|sampled| sampled.rings.iter().map(Rings::throttled).sum())
+    }
+}
+
+/// Makes times those since the first sample of all events.
+fn begin_with_zero(profiles: &mut [Profile]) {
+    let stacks = || profiles.iter().flat_map(|profile| &profile.stacks);
+    let first = stacks().flat_map(|stack| &stack.times).min().copied().unwrap_or(0);
+    for stack in profiles.iter_mut().flat_map(|profile| &mut profile.stacks) {
+        stack.times.iter_mut().for_each(|time| *time -= first);
+    }
 }
 
 #[cfg(test)]
@@ -153,8 +185,8 @@ mod tests {
     #[test]
     fn each_tick_may_read_anew_what_processes_have_mapped() {
         let memory = Memory { read: HashSet::from([7, 8]), ..Memory::default() };
-        let mut recording = Recording { target: Target::Cpus(&[]), sampled: Vec::new(), memory };
-        recording.tick().unwrap();
+        let mut recording = Recording { sampled: Vec::new(), memory };
+        recording.take().unwrap();
         assert_eq!(recording.memory.read, HashSet::new(), "7 and 8 were read in the tick before");
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use crate::elf::Facts;
@@ -49,10 +49,11 @@ impl Compiled {
 
     /// Returns it as a module, with the functions that were executed. The path is the one at which
     /// perf looks for the list.
-    pub fn module(self) -> Module {
+    pub fn module(&mut self) -> Module {
         let mut bytes = Vec::new();
         // What cannot be read names nothing.
-        self.list.take(BYTES_MAX).read_to_end(&mut bytes).ok();
+        self.list.rewind().ok();
+        (&self.list).take(BYTES_MAX).read_to_end(&mut bytes).ok();
         let path = format!("/tmp/perf-{}.map", self.process);
         let mut module = Module::new(path.as_ref(), Facts::default());
         module.symbols = symbols(&String::from_utf8_lossy(&bytes), &self.addresses);

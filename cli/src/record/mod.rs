@@ -9,7 +9,7 @@
 //! What runs already is not traced: the kernel writes its samples into rings. A Xen host is sampled
 //! by the hypervisor in the same way.
 
-mod attached;
+pub mod attached;
 mod compiled;
 mod counter;
 mod host;
@@ -110,14 +110,7 @@ impl Options {
     fn events(&self) -> Result<Vec<Event>> {
         let events = self.lists.iter().flat_map(|list| list.events(self.unverified));
         let events: Vec<Event> = events.map(|event| every(event, self.count)).collect();
-        for event in &events {
-            let (period, user) = (event.period(), event.user());
-            ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
-            ensure!(
-                self.host || *event == user,
-                "programs are sampled in user mode: {user} in place of {event}"
-            );
-        }
+        events.iter().try_for_each(|event| check(event, self.host))?;
         Ok(events)
     }
 
@@ -134,6 +127,17 @@ impl Options {
         (profile.call_graph, profile.machine) = (self.call_graph, Machine::this());
         profile
     }
+}
+
+/// Fails unless a host, or programs, can be sampled by this event.
+pub fn check(event: &Event, is_host: bool) -> Result<()> {
+    let (period, user) = (event.period(), event.user());
+    ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
+    ensure!(
+        is_host || *event == user,
+        "programs are sampled in user mode: {user} in place of {event}"
+    );
+    Ok(())
 }
 
 /// Runs `perfctr record`.

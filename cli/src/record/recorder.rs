@@ -43,7 +43,7 @@ impl Recorder {
     }
 
     /// Returns everything that was noted.
-    pub fn finish(self, unobserved: u32) -> Vec<Profile> {
+    pub fn finish(mut self, unobserved: u32) -> Vec<Profile> {
         let modules = self.files.modules();
         let filled = self.profiles.into_iter().map(|(mut profile, samples)| {
             (profile.unobserved, profile.modules) = (unobserved, modules.clone());

@@ -234,11 +234,13 @@ impl Files {
     }
 
     /// Returns all files, in the order of their indices.
-    pub fn modules(self) -> Vec<Module> {
-        let mapped = self.mapped.into_iter();
-        let mapped = mapped.map(|(path, file)| (file.index, Module::new(&path, file.facts)));
-        let compiled = self.compiled.into_values();
-        let compiled = compiled.map(|(index, compiled)| (index, compiled.module()));
+    pub fn modules(&mut self) -> Vec<Module> {
+        let module = |(path, file): (&OsString, &Mapped)| {
+            (file.index, Module::new(path, file.facts.clone()))
+        };
+        let mapped = self.mapped.iter().map(module);
+        let compiled = self.compiled.values_mut();
+        let compiled = compiled.map(|(index, compiled)| (*index, compiled.module()));
         let all: BTreeMap<u32, Module> = mapped.chain(compiled).collect();
         all.into_values().collect()
     }

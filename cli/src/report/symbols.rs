@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Finds the names of addresses.
 
+use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -51,27 +52,44 @@ impl Named {
 
 /// Names each frame of a profile. Tells `warn` which files have changed.
 pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
-    let sources: Vec<Source> = profile
-        .modules
-        .iter()
-        .map(|module| {
-            Source::open(module).unwrap_or_else(|why| {
-                warn(&format!(
-                    "{}: {why}; its functions stay without names",
-                    harmless(&module.path)
-                ));
-                Source::unknown(module)
-            })
-        })
-        .collect();
-    let name = |frame: &Frame| match frame.module {
-        Some(module) => sources[module as usize].name(frame.address),
-        None => Named {
-            module: "[anonymous]".to_owned(),
-            places: vec![Place::unknown(format!("{:#x}", frame.address))],
-        },
-    };
-    profile.frames.iter().map(name).map(Named::harmless).collect()
+    Names::default().name(profile, warn)
+}
+
+/// Names the frames of several profiles, and reads each file once.
+#[derive(Default)]
+pub struct Names {
+    sources: HashMap<Module, Source>,
+}
+
+impl Names {
+    /// Does what [`name`] does. It warns once of each file.
+    pub fn name(&mut self, profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
+        // Profiles that name a module's functions themselves may name others next time.
+        let is_read = |module: &&Module| module.symbols.is_empty();
+        for module in profile.modules.iter().filter(is_read) {
+            if !self.sources.contains_key(module) {
+                let source = Source::open(module).unwrap_or_else(|why| {
+                    let path = harmless(&module.path);
+                    warn(&format!("{path}: {why}; its functions stay without names"));
+                    Source::unknown(module)
+                });
+                self.sources.insert(module.clone(), source);
+            }
+        }
+        let unread = profile.modules.iter().map(Source::unknown).collect::<Vec<_>>();
+        let name = |frame: &Frame| match frame.module {
+            Some(index) => {
+                let index = index as usize;
+                let source = self.sources.get(&profile.modules[index]);
+                source.unwrap_or(&unread[index]).name(frame.address)
+            }
+            None => Named {
+                module: "[anonymous]".to_owned(),
+                places: vec![Place::unknown(format!("{:#x}", frame.address))],
+            },
+        };
+        profile.frames.iter().map(name).map(Named::harmless).collect()
+    }
 }
 
 impl Named {
@@ -222,6 +240,27 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let bytes = fs::read(&path).unwrap();
         Module::new(path.as_os_str(), Facts::of(&object::File::parse(&*bytes).unwrap()))
+    }
+
+    #[test]
+    fn a_file_is_read_once_for_several_profiles() {
+        let copy = std::env::temp_dir().join(format!("perfctr-names-{}", std::process::id()));
+        fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        let mut profile = Profile::new(Vec::new(), "native".into(), "cycles:u".into(), 1_000);
+        let mut module = this();
+        module.path = copy.display().to_string();
+        profile.modules.push(module);
+        let bytes = fs::read(&copy).unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        let map = file.symbol_map();
+        let symbol = map.symbols().iter().find(|symbol| symbol.name().contains("symbols5tests"));
+        let address = symbol.unwrap().address();
+        profile.frames.push(Frame { module: Some(0), address });
+        let mut names = Names::default();
+        let first = names.name(&profile, |why| panic!("{why}"));
+        assert!(first[0].symbol().contains("symbols::tests"), "{first:?}");
+        fs::remove_file(&copy).unwrap();
+        assert_eq!(names.name(&profile, |why| panic!("{why}")), first);
     }
 
     #[test]

@@ -198,6 +198,17 @@ pub fn live(tally: &mut Tally) -> Result<()> {
         let is_right = counts.len() == expected && counts.iter().any(|&count| count > 1_000_000);
         is_right.then_some(()).ok_or(cpus)
     });
+    let sampled = said(&["top", "--plain", "--functions", "-e", EVENT, "-d", "500", "-n", "2"])?;
+    println!("{sampled}");
+    tally.check("perfctr top has the functions of all programs, each update of its own samples", {
+        let updates: Vec<&str> = sampled.lines().filter(|line| line.contains(" of ")).collect();
+        let share = |line: &str| line.split_whitespace().nth(1)?.parse::<f64>().ok();
+        let listed = sampled.lines().filter_map(share).filter(|&percent| percent > 0.0).count();
+        let is_right = updates.len() == 2
+            && updates.iter().all(|line| !line.starts_with("0 samples"))
+            && listed >= 2;
+        is_right.then_some(()).ok_or(sampled)
+    });
     busy.0.kill()?;
     Ok(())
 }
