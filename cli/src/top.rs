@@ -414,8 +414,7 @@ fn draw(frame: &mut Frame<'_>, events: &[Event], by: Option<usize>, rows: &[Row]
     let widths = widths.into_iter().chain(events.iter().map(|_| Constraint::Length(20)));
     let head = Cells::new(head.map(Cell::from)).bold();
     frame.render_widget(Table::new(rows.iter().map(cells), widths).header(head), table);
-    let what = "q ends, t shows threads, c CPUs; arrows scroll and choose what threads are ordered by; \
-                ~ estimated, for lack of counters";
+    let what = "q ends, t shows threads, c CPUs; arrows scroll and choose the order; ~ estimated";
     frame.render_widget(Line::from(what).dim(), keys);
 }
 
@@ -531,7 +530,8 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(70, 6)).unwrap();
         terminal.draw(|frame| draw(frame, &events, Some(0), &rows())).unwrap();
         let screen = terminal.backend().to_string();
-        for text in ["thread", "instructions:u ↓", "busy", "50.0%", "2,001,234", "~1,000", "q ends"] {
+        for text in ["thread", "instructions:u ↓", "busy", "50.0%", "2,001,234", "~1,000", "q ends"]
+        {
             assert!(screen.contains(text), "`{text}` is not in\n{screen}");
         }
         let text = text(&events, &rows());

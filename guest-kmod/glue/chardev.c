@@ -213,7 +213,6 @@ static struct miscdevice perfctr_device = {
 
 int perfctr_chardev_init(void)
 {
-	perfctr_pce_init();
 	return misc_register(&perfctr_device);
 }
 

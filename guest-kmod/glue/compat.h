@@ -78,6 +78,12 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 #define TASK_FROZEN 0
 #endif
 
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 9, 0)
+#define perfctr_leave_mm() leave_mm(smp_processor_id())
+#else
+#define perfctr_leave_mm() leave_mm()
+#endif
+
 /*
  * Returns 0 if perf lets the caller count in kernel mode, or an error. perf
  * decides by kernel.perf_event_paranoid and asks the security modules. Kernels
@@ -99,19 +105,6 @@ static inline bool perfctr_is_dumpable(struct task_struct *task)
 #else
 	return rcu_access_pointer(task->exec_state)->dumpable ==
 	       TASK_DUMPABLE_OWNER;
-#endif
-}
-
-/*
- * Has this CPU leave the address space that a kernel thread keeps there. The
- * caller is such a thread, and interrupts are disabled.
- */
-static inline void perfctr_leave_mm(void)
-{
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
-	leave_mm();
-#else
-	leave_mm(smp_processor_id());
 #endif
 }
 

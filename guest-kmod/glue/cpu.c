@@ -20,6 +20,19 @@ void *perfctr_glue_alloc_page(void)
 	return (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 }
 
+/*
+ * From 7.0 on no module but KVM may change CR4, so that is left to the kernel. A
+ * kernel thread, as the one that executes this, keeps the address space that
+ * its CPU had before. If the CPU leaves that, the kernel enters it again before
+ * the process goes on, and then sets CR4.PCE as the process may execute RDPMC.
+ */
+static void perfctr_leave(struct work_struct *unused)
+{
+	local_irq_disable();
+	perfctr_leave_mm();
+	local_irq_enable();
+}
+
 int perfctr_cpus_init(void)
 {
 	struct perfctr_core_vcpu *core;
@@ -34,6 +47,7 @@ int perfctr_cpus_init(void)
 		/* A mapping also has pages for numbers that no CPU has. */
 		if (!cpu_possible(cpu))
 			continue;
+		INIT_WORK(per_cpu_ptr(&perfctr_cpus.leave, cpu), perfctr_leave);
 		per_cpu(perfctr_cpus.core, cpu) = core;
 		per_cpu(perfctr_cpus.shown, cpu) = perfctr_core_shown(core);
 	}

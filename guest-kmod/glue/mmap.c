@@ -10,45 +10,16 @@
  */
 
 #include <linux/mm.h>
-#include <linux/percpu.h>
-#include <linux/sched.h>
-#include <linux/workqueue.h>
+#include <xen/xen.h>
 
 #include "perfctr.h"
-
-/*
- * From 7.0 on no module but KVM may change CR4, so it is left to the kernel, on
- * each CPU by a work of that CPU's. A kernel thread, as the one that does the
- * work, keeps the address space that its CPU had before. The work has the CPU
- * leave that. The kernel then sets CR4 when it enters the address space again,
- * before the process goes on there.
- */
-static DEFINE_PER_CPU(struct work_struct, perfctr_pce_work);
-
-static void perfctr_pce_reload(struct work_struct *unused)
-{
-	unsigned long flags;
-
-	local_irq_save(flags);
-	perfctr_leave_mm();
-	local_irq_restore(flags);
-}
-
-void perfctr_pce_init(void)
-{
-	unsigned int cpu;
-
-	for_each_possible_cpu(cpu)
-		INIT_WORK(per_cpu_ptr(&perfctr_pce_work, cpu),
-			  perfctr_pce_reload);
-}
 
 /* Called on each CPU that may have the address space. */
 static void perfctr_pce_here(void *mm)
 {
 	if (current->active_mm == mm)
 		queue_work_on(smp_processor_id(), system_highpri_wq,
-			      this_cpu_ptr(&perfctr_pce_work));
+			      this_cpu_ptr(&perfctr_cpus.leave));
 }
 
 /*
@@ -63,7 +34,7 @@ static void perfctr_pce_changed(struct mm_struct *mm)
 		return;
 	on_each_cpu_mask(mm_cpumask(mm), perfctr_pce_here, mm, true);
 	for_each_possible_cpu(cpu)
-		flush_work(per_cpu_ptr(&perfctr_pce_work, cpu));
+		flush_work(per_cpu_ptr(&perfctr_cpus.leave, cpu));
 }
 
 /* If a mapping is cut in two, each part is a mapping. */
@@ -115,7 +86,7 @@ static int perfctr_map_counters(struct perfctr_thread *thread,
 		    VM_FAULT_NOPAGE)
 			return -ENOMEM;
 	}
-	if (!perfctr_owns_cr4())
+	if (xen_pv_domain())
 		return 0;
 	vma->vm_ops = &perfctr_vm_ops;
 	perfctr_vm_open(vma);

@@ -15,6 +15,7 @@
 #include <linux/preempt.h>
 #include <linux/smp.h>
 #include <linux/wait.h>
+#include <linux/workqueue.h>
 
 #include "compat.h"
 #include "perfctr_core.h"
@@ -37,6 +38,8 @@ struct perfctr_cpu {
 	 * free.
 	 */
 	struct irq_work tell;
+	/* Has the kernel set CR4.PCE anew before the current process goes on. */
+	struct work_struct leave;
 };
 
 /*
@@ -92,11 +95,6 @@ extern const struct perfctr_platform perfctr_xen, perfctr_kvm;
 /* The platform of this guest, or NULL if there is none. It is set once. */
 extern const struct perfctr_platform *perfctr_platform;
 bool perfctr_platform_find(void);
-/*
- * Returns whether this kernel decides who may execute RDPMC. If not, its
- * hypervisor does.
- */
-bool perfctr_owns_cr4(void);
 
 /* cpu.c: the possible CPUs, until perfctr_core_vcpus_free(). */
 DECLARE_PER_CPU(struct perfctr_cpu, perfctr_cpus);
@@ -193,7 +191,6 @@ int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 
 /* mmap.c: mappings, and processes that may execute RDPMC. */
-void perfctr_pce_init(void);
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 void perfctr_pce_fork(void *unused, struct task_struct *parent,
 		      struct task_struct *child);

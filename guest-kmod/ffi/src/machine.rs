@@ -70,10 +70,7 @@ fn ask_again() -> Result<(), Errno> {
 /// Asks the hypervisor when the module is loaded.  If the hypervisor refuses, the function also
 /// reports what was found; see [`first_handshake`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_handshake(
-    cpus: u32,
-    found: &mut *const c_char,
-) -> c_int {
+pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -> c_int {
     match first_handshake(&Host, cpus) {
         Ok(query) => {
             // SAFETY: C calls this first, and once.

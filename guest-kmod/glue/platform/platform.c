@@ -19,11 +19,6 @@ bool perfctr_platform_find(void)
 	return perfctr_platform;
 }
 
-bool perfctr_owns_cr4(void)
-{
-	return !xen_pv_domain();
-}
-
 int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
 {
 	return perfctr_platform->hypercall(op, argument, length);
