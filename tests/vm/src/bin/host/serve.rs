@@ -23,12 +23,20 @@ use crate::{BETWEEN_LOOKS, FORBID, allow, domains, perf, reused, vcpus, write};
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
 /// Which of them says how often vCPUs were switched out.
 const SWITCHES: usize = 0;
-/// The scheduler's times, in ns: for how long a thread executes while others wait for its CPU, and
-/// for how long if another thread wakes.
+/// The scheduler's times, in ns. Up to Linux 6.5: for how long a thread executes while others wait
+/// for its CPU, and for how long if another thread wakes. From 6.6 on there is only one such time.
 const SLICES: [(&str, u64); 2] = [
     ("/sys/kernel/debug/sched/min_granularity_ns", 100_000),
     ("/sys/kernel/debug/sched/wakeup_granularity_ns", 0),
 ];
+const SLICES_SINCE_6_6: [(&str, u64); 1] = [("/sys/kernel/debug/sched/base_slice_ns", 100_000)];
+
+/// Returns those of the host's kernel.
+fn slices() -> &'static [(&'static str, u64)] {
+    let [(path, _)] = SLICES_SINCE_6_6;
+    if fs::exists(path).unwrap_or(false) { &SLICES_SINCE_6_6 } else { &SLICES }
+}
+
 /// The ports of the first process, by their numbers, and the path of a second guest's.
 const PORTS: &str = "/dev/fdset/";
 const NEIGHBOURS_PORTS: &str = "/machine/port.";
@@ -171,9 +179,9 @@ impl<'a> Server<'a> {
     fn preempt_often(&mut self, often: bool) -> Result<(), Refusal> {
         if !often {
             let usual = std::mem::take(&mut self.usual);
-            return SLICES.iter().zip(usual).try_for_each(|((path, _), ns)| write(path, &ns));
+            return slices().iter().zip(usual).try_for_each(|((path, _), ns)| write(path, &ns));
         }
-        for (path, ns) in SLICES {
+        for (path, ns) in slices() {
             self.usual.push(fs::read_to_string(path).map_err(|_| Refusal::ENOENT)?);
             write(path, &ns.to_string())?;
         }
