@@ -107,7 +107,7 @@ impl Guest {
         let turn = GUEST.lock().unwrap_or_else(PoisonError::into_inner);
         let before = Fake::with(|fake| fake.memory.borrow().len());
         let mut found = core::ptr::null();
-        assert_eq!(perfctr_core_handshake(false, false, VCPUS as u32, &mut found), 0);
+        assert_eq!(perfctr_core_handshake(VCPUS as u32, &mut found), 0);
         for vcpu in 0..VCPUS {
             // SAFETY: the object stays until the module is unloaded.
             let object = unsafe { perfctr_core_vcpu_new(vcpu as u32).as_ref() };
