@@ -52,7 +52,7 @@ enum Action {
     Apply {
         /// The file.
         file: PathBuf,
-        /// Does this again every so many seconds, and does not end.
+        /// Reads the file and does this again every so many seconds, and does not end.
         ///
         /// Each machine is allowed once while this runs. One that is forbidden later stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
@@ -143,32 +143,30 @@ fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
     }
 }
 
-/// The machines that a file lets count.
+/// The machines that a file's text lets count.
+#[derive(Default)]
 struct Policy {
-    names: HashSet<String>,
-    /// The machines that were there when this was last asked, which have been let in.
+    /// Those that were there when this was last asked, which have been let in.
     known: HashSet<u32>,
 }
 
 impl Policy {
-    fn parse(text: &str) -> Self {
+    /// Returns the machines that a text with their names lets in, and that were not there, or not
+    /// in the text, before.
+    fn newcomers(&mut self, text: &str, names: &Names) -> Vec<u32> {
         let lines = text.lines().map(str::trim);
-        let names = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self { names: names.map(str::to_owned).collect(), known: HashSet::new() }
-    }
-
-    /// Returns the machines to let in that were not there before.
-    fn newcomers(&mut self, names: &Names) -> Vec<u32> {
-        let named = names.iter().filter(|(_, name)| self.names.contains(*name));
+        let listed: HashSet<&str> =
+            lines.filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+        let named = names.iter().filter(|(_, name)| listed.contains(name.as_str()));
         let there: HashSet<u32> = named.map(|(id, _)| *id).collect();
         let new = there.difference(&self.known).copied().collect();
         self.known = there;
         new
     }
 
-    fn apply(&mut self, host: &Host) -> Result<()> {
+    fn apply(&mut self, host: &Host, text: &str) -> Result<()> {
         let names = names(Some(&machines(host)?));
-        for id in self.newcomers(&names) {
+        for id in self.newcomers(text, &names) {
             match host.allow(id, true) {
                 // The machine has ended meanwhile.
                 Err(error) if error.errno() == Some(libc::ESRCH) => (),
@@ -180,10 +178,10 @@ impl Policy {
 }
 
 fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
-    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let mut policy = Policy::parse(&text);
+    let mut policy = Policy::default();
     loop {
-        policy.apply(host)?;
+        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        policy.apply(host, &text)?;
         let Some(seconds) = every else { return Ok(()) };
         thread::sleep(Duration::from_secs(seconds));
     }
@@ -266,6 +264,11 @@ fn limits(host: &Host, json: bool) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// Machines with these names.
+    fn called(all: &[(u32, &str)]) -> Names {
+        all.iter().map(|(id, name)| (*id, (*name).to_owned())).collect()
+    }
+
     #[test]
     fn machines_are_called_what_qemu_was_told() {
         let name = |line: &str| name_of_arguments(line.split(' '));
@@ -279,10 +282,9 @@ mod tests {
 
     #[test]
     fn a_policy_lets_each_machine_in_once() {
-        let mut policy = Policy::parse("# Of the shop.\n web\n\nmail \n#news\n");
+        let mut policy = Policy::default();
         let mut newcomers = |all: &[(u32, &str)]| {
-            let names = all.iter().map(|(id, name)| (*id, (*name).to_owned())).collect();
-            let mut new = policy.newcomers(&names);
+            let mut new = policy.newcomers("# Of the shop.\n web\n\nmail \n#news\n", &called(all));
             new.sort_unstable();
             new
         };
@@ -294,9 +296,18 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_follows_its_file() {
+        let mut policy = Policy::default();
+        let machines = called(&[(7, "web"), (8, "mail")]);
+        assert_eq!(policy.newcomers("web\n", &machines), [7]);
+        assert_eq!(policy.newcomers("web\nmail\n", &machines), [8], "a name was added");
+        assert!(policy.newcomers("mail\n", &machines).is_empty(), "a name was removed");
+        assert_eq!(policy.newcomers("mail\nweb\n", &machines), [7], "it is there again");
+    }
+
+    #[test]
     fn a_name_that_several_have_is_nobodys() {
-        let names = [(7, "web"), (8, "web"), (9, "mail")].map(|(id, name)| (id, name.to_owned()));
-        let number = |domain| number(domain, || Ok(names.clone().into_iter().collect()));
+        let number = |domain| number(domain, || Ok(called(&[(7, "web"), (8, "web"), (9, "mail")])));
         assert_eq!(number("mail").unwrap(), 9);
         assert_eq!(number("11").unwrap(), 11);
         let error = |domain| number(domain).unwrap_err().to_string();
