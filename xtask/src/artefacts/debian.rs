@@ -34,6 +34,20 @@ pub const PACKAGING: &[&str] =
 /// kernel, too.
 const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64"];
 
+/// The packages of a host of virtual machines, beside its kernel: what runs them, and what signs a
+/// kernel's modules.
+const KVM_HOST: &[&str] = &[
+    "cpio",
+    "kmod",
+    "libvirt-clients",
+    "libvirt-daemon-driver-qemu",
+    "libvirt-daemon-system",
+    "openssl",
+    "qemu-system-x86",
+    "systemd-sysv",
+    "udev",
+];
+
 /// Returns an archive of all files of a guest's system for `kernel`.
 pub fn guest(kernel: &Kernel) -> Result<PathBuf> {
     system("debian", kernel, &[])
@@ -43,6 +57,18 @@ pub fn guest(kernel: &Kernel) -> Result<PathBuf> {
 pub fn host(kernel: &Kernel) -> Result<PathBuf> {
     let image = format!("linux-image-{}", kernel.release);
     system("debian-host", kernel, &[HOST, &[&image]].concat())
+}
+
+/// Returns an archive of all files of a system that is a host of virtual machines.
+pub fn kvm_host(kernel: &Kernel) -> Result<PathBuf> {
+    let image = format!("linux-image-{}", kernel.release);
+    let kbuild = format!("linux-kbuild-{}", kernel.version);
+    let packages = [KVM_HOST, &[&kbuild, &image]].concat();
+    let key = Key::new("kvm host 1").text(&packages.join(" "));
+    let dir = cache::artefact("debian-kvm", key, |dir| {
+        apt::system(&packages, "true", &dir.join("root.tar"))
+    })?;
+    Ok(dir.join("root.tar"))
 }
 
 /// Returns an archive of all files of a system that makes packages of what was built elsewhere.

@@ -47,6 +47,16 @@ impl Kernel {
         if self.version == DEBUG { &self.boot_image } else { &self.image }
     }
 
+    /// Returns the version of its package, such as `6.1.192-2`, as the kernel itself says it.
+    pub fn package_version(&self) -> Result<String> {
+        // The kernel is no text.
+        let mut grep = cmd("grep", ["-a", "-o", "-m1"]);
+        grep.arg(format!("Linux version {} .* Debian [0-9][^ ]* ([-0-9]*)", self.release));
+        let said = sh::output(grep.arg(&self.image).env("LC_ALL", "C"))?;
+        let version = said.rsplit_once(" Debian ").and_then(|(_, rest)| rest.split_once(' '));
+        Ok(version.with_context(|| format!("the kernel says `{said}`"))?.0.to_owned())
+    }
+
     /// Returns one of its modules, by the path below `modules`. If a kernel does not have it as a
     /// module, it is built in or a part of another module.
     pub fn module(&self, name: &str) -> Result<Option<Vec<u8>>> {

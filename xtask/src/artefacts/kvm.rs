@@ -140,6 +140,7 @@ fn source(kernel: &Kernel) -> Result<PathBuf> {
         if kernel.system.is_none() {
             apt::install(PACKAGES, "building KVM")?;
             sh::output(&mut tar)?;
+            check_version(kernel, &fs::read_to_string(tree.join("Makefile"))?)?;
             prepare(kernel, &tree)?;
         } else {
             apt::install(&["xz-utils"], "unpacking sources")?;
@@ -156,18 +157,18 @@ fn source(kernel: &Kernel) -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// Fails unless the source with this makefile has the version that the kernel's release begins
-/// with. A mirror may have a later one by now.
+/// Fails unless the source with this makefile has the version of the kernel. A mirror may have a
+/// later one by now.
 fn check_version(kernel: &Kernel, makefile: &str) -> Result<()> {
     let value = |name: &str| {
         let line = makefile.lines().find_map(|line| line.strip_prefix(name)?.split_once('='));
         line.map(|(_, value)| value.trim().to_owned()).context(name.to_owned())
     };
     let version = [value("VERSION")?, value("PATCHLEVEL")?, value("SUBLEVEL")?].join(".");
-    let release = &kernel.release;
+    let package = kernel.package_version()?;
     ensure!(
-        release.strip_prefix(&version).is_some_and(|rest| rest.starts_with(['+', '-'])),
-        "the source is {version}, but the kernel is {release}; remove the kernel from the cache"
+        package.strip_prefix(&version).is_some_and(|rest| rest.starts_with('-')),
+        "the source is {version}, but the kernel is {package}; remove the kernel from the cache"
     );
     Ok(())
 }

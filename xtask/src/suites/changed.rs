@@ -145,7 +145,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/README.md", &[]),
     ("xtask/src/artefacts/bochs.rs", &[&["vmx-pmu"], VMX]),
     ("xtask/src/artefacts/emulators.rs", &[TESTBED, MODEL, &["vmx-pmu"]]),
-    ("xtask/src/artefacts/kvm.rs", &[KVM_TOO, &["versions-kvm"]]),
+    ("xtask/src/artefacts/kvm.rs", &[KVM_TOO, &["versions-kvm", "packages"]]),
     ("xtask/src/artefacts/packages/", &[&["packages"]]),
     ("xtask/src/artefacts/rr.rs", &[RR]),
     ("xtask/src/checks/", &[]),

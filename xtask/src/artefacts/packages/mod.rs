@@ -5,6 +5,7 @@
 //! debhelper: which package has which files, dependencies, and what runs when they are installed.
 
 mod changelog;
+pub mod kvm;
 pub mod licences;
 
 use std::fs;
@@ -62,8 +63,10 @@ pub struct Built {
     pub tags: Vec<String>,
 }
 
-/// Builds every package of this source tree, as `version`, for the testbed's release.
-pub fn build(version: &str) -> Result<Built> {
+/// Builds every package of this source tree, as `version`, for the testbed's release, with those of
+/// KVM for kernels of these versions of Linux.
+pub fn build(version: &str, linux: &[&str]) -> Result<Built> {
+    let kernels = kvm::kernels(linux)?;
     let _lock = cache::lock("dist")?;
     let work = cache::root()?.join("work/dist");
     if work.exists() {
@@ -71,7 +74,9 @@ pub fn build(version: &str) -> Result<Built> {
     }
     let tree = work.join(format!("perfctr-{version}"));
     stage(&tree.join("stage"), version)?;
+    kvm::stage(&kernels, &tree.join("stage"))?;
     control(&tree.join("debian"), version)?;
+    kvm::describe(&kernels, &tree.join("debian"))?;
     let key = Key::new("packages 1").text(version).path(&tree)?;
     let dir = cache::artefact("packages", key, |dir| {
         if apt::is_testbeds()? {

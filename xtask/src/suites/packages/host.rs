@@ -35,8 +35,8 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     });
     let mut args = None;
     report.test("installed there, ours is in the menu beside Debian's, with its option", || {
-        install_as(&debian, &now.debs, &["docs/hosts.md"])?;
-        install(&debian, &now.debs)?;
+        install_as(&debian, &now.debs, "docs/hosts.md", "xen-hypervisor-4.17-perfctr", &[])?;
+        install(&debian, now)?;
         programs(&debian, &work)?;
         let menu = debian.run(&format!("grub-script-check {MENU}; cat {MENU}"))?;
         entry(&menu, DEBIANS)?;
@@ -49,7 +49,7 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
         counts(&debian, Some(&format!("{TESTBED} {args}")))
     });
     report.test("purged there, the menu and all else is as before", || {
-        purged(&debian, None, &before)?;
+        purged(&debian, super::PACKAGES, None, &before)?;
         let after = debian.run(&format!("cat {MENU}"))?;
         ensure!(after == menu, "before:\n{menu}\nafter:\n{after}");
         Ok(())

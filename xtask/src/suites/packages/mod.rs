@@ -3,6 +3,7 @@
 //! purged.
 
 mod host;
+mod kvm;
 mod release;
 
 use std::fs;
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::debian::{self, Other};
 use crate::artefacts::kernel;
-use crate::artefacts::packages::{self, Built};
+use crate::artefacts::packages::{self, Built, kvm::VERSIONS};
 use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, Volume, all};
 use crate::suites::{languages, pmu};
@@ -23,7 +24,7 @@ use crate::tools::sh::{self, cmd};
 /// A version that is higher than the project's.
 const NEXT: &str = "99.0";
 
-/// All packages, in the order of their names.
+/// All packages but those for hosts of virtual machines, in the order of their names.
 const PACKAGES: &[&str] = &[
     "libperfctr-counts-dev",
     "libperfctr-counts1",
@@ -106,11 +107,12 @@ int main(void)
 "#;
 
 /// Tests the packages' contents, and a whole system with them. The long run also tests upgrades and
-/// removal, and a host.
+/// removal, and hosts.
 pub fn run(report: &mut Report) -> Result<()> {
-    let now = packages::build(packages::VERSION)?;
+    let now = packages::build(packages::VERSION, report.volume.pick(&VERSIONS[..1], VERSIONS))?;
     report.test("lintian finds nothing that is not explained", || unexplained(&now));
     system(report, &now)?;
+    kvm::run(report, &now)?;
     if report.volume == Volume::Usual {
         return Ok(());
     }
@@ -127,8 +129,14 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     let before = inventory(&debian)?;
     report.test("apt installs all, where DKMS builds the module without Rust", || {
         debian.run("! command -v rustc cargo")?;
-        install_as(&debian, &now.debs, &["docs/tenant.md", "docs/bare.md", "docs/python.md"])?;
-        install(&debian, &now.debs)?;
+        for (page, package) in [
+            ("docs/tenant.md", "perfctr"),
+            ("docs/bare.md", "perfctr"),
+            ("docs/python.md", "python3-perfctr"),
+        ] {
+            install_as(&debian, &now.debs, page, package, &[])?;
+        }
+        install(&debian, now)?;
         modules(&debian, packages::VERSION, &[&kernel.release])
     });
     report.test("files are where they belong", || files(&debian));
@@ -138,39 +146,60 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     });
     let mut other = None;
     if report.volume == Volume::Long {
-        let (next, second) = (packages::build(NEXT)?, debian::other(&kernel)?);
+        let (next, second) = (packages::build(NEXT, &[])?, debian::other(&kernel)?);
         report.test("a second kernel gets its module", || {
-            install(&debian, &second.headers)?;
+            install_files(&debian, &second.headers)?;
             modules(&debian, packages::VERSION, &[&kernel.release, &second.release])
         });
         report.test("an upgrade replaces each module", || {
-            install(&debian, &next.debs)?;
+            install(&debian, &next)?;
             modules(&debian, NEXT, &[&kernel.release, &second.release])?;
             debian.run(&format!("! test -e /usr/src/perfctr-{}", packages::VERSION)).map(drop)
         });
         other = Some(second);
     }
-    report.test("purged, nothing is left", || purged(&debian, other.as_ref(), &before));
+    report.test("purged, nothing is left", || purged(&debian, PACKAGES, other.as_ref(), &before));
     debian.remove()
 }
 
+/// Installs all packages but those for hosts of virtual machines.
+fn install(debian: &Chroot, built: &Built) -> Result<()> {
+    let is_here = |deb: &&PathBuf| !name_of(deb).starts_with(kvm::HOSTS);
+    let debs: Vec<PathBuf> = built.debs.iter().filter(is_here).cloned().collect();
+    install_files(debian, &debs)
+}
+
 /// Installs packages by apt, without those that are only recommended.
-fn install(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
+fn install_files(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
     debian.put(debs, "debs")?;
     debian.run(&format!("{INSTALL} /debs/*.deb")).map(drop)
 }
 
-/// Installs packages with the commands that these pages of the book say.
-fn install_as(debian: &Chroot, debs: &[PathBuf], pages: &[&str]) -> Result<()> {
+/// Installs packages with that command of a page of the book that names this package. In it, each
+/// of `known` is replaced by what stands for it. Returns what is printed.
+fn install_as(
+    debian: &Chroot,
+    debs: &[PathBuf],
+    page: &str,
+    package: &str,
+    known: &[(&str, &str)],
+) -> Result<String> {
     debian.put(debs, "debs")?;
-    for page in pages {
-        let text = fs::read_to_string(sh::project().join(page))?;
-        let mut lines = text.lines().filter_map(|line| line.strip_prefix("apt install "));
-        let packages = lines.next().with_context(|| format!("{page} installs nothing"))?;
-        ensure!(lines.next().is_none(), "{page} installs twice");
-        debian.run(&format!("cd /debs; {INSTALL} {packages}"))?;
-    }
-    Ok(())
+    let text = fs::read_to_string(sh::project().join(page))?;
+    let file = format!("./{package}_");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("apt install "));
+    let mut lines = lines.by_ref().filter(|line| line.contains(&file));
+    let packages = lines.next().with_context(|| format!("{page} does not install {package}"))?;
+    ensure!(lines.next().is_none(), "{page} installs {package} twice");
+    let packages =
+        known.iter().fold(packages.to_owned(), |packages, (what, by)| packages.replace(what, by));
+    debian.run(&format!("cd /debs; {INSTALL} {packages}"))
+}
+
+/// Returns the package's name from that of a file `NAME_VERSION_ARCHITECTURE.deb`.
+fn name_of(deb: &Path) -> &str {
+    let name = deb.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.split('_').next().unwrap_or_default()
 }
 
 fn unexplained(built: &Built) -> Result<()> {
@@ -198,17 +227,26 @@ fn modules(debian: &Chroot, version: &str, releases: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn files(debian: &Chroot) -> Result<()> {
+/// Fails unless these packages have installed these files, beside documents and sources, and no
+/// others, and nobody has changed one.
+fn installed(debian: &Chroot, packages: &[&str], files: &[&str]) -> Result<()> {
     let list = format!(
         "dpkg -L {} | while read f; do test ! -f \"$f\" || echo \"$f\"; done | LC_ALL=C sort -u",
-        PACKAGES.join(" ")
+        packages.join(" ")
     );
     let all = debian.run(&list)?;
     let known = |file: &&str| !["/usr/share/doc/", "/usr/src/"].iter().any(|d| file.starts_with(d));
     let kept = |file: &&str| known(file) && !file.starts_with("/usr/share/lintian/");
     let found: Vec<&str> = all.lines().filter(kept).collect();
-    ensure!(found == FILES, "{FILES:#?} expected, found {found:#?}");
-    debian.run("dpkg --verify; getent group perfctr; ldconfig -p | grep -q libperfctr.so.6")?;
+    ensure!(found == files, "{files:#?} expected, found {found:#?}");
+    let changed = debian.run(&format!("dpkg --verify {}", packages.join(" ")))?;
+    ensure!(changed.is_empty(), "{changed}");
+    Ok(())
+}
+
+fn files(debian: &Chroot) -> Result<()> {
+    installed(debian, PACKAGES, FILES)?;
+    debian.run("getent group perfctr; ldconfig -p | grep -q libperfctr.so.6")?;
     let version = debian.run("perfctr --version; perfex -h")?;
     ensure!(version.starts_with(&format!("perfctr {}\n", packages::VERSION)), "{version}");
     let rules = fs::read(sh::project().join("guest-kmod/udev/60-perfctr.rules"))?;
@@ -273,24 +311,45 @@ runuser -u counter -- python3 /work/page.py
 /// How the line of the book's program for C begins: the sum of the squares below 1000.
 const SQUARES: &str = "332833500: ";
 
-/// Boots a guest from the system's files, without the large ones that are not needed there, and
-/// counts there, also with what [`programs`] has made. The
-/// hypervisor is that of the packages, too, with these arguments if they are not the usual ones.
+/// What a machine that boots a system's files does not need of them.
+const NOT_BOOTED: &[&str] = &[
+    "./debs",
+    "./proc",
+    "./program",
+    "./system.cpio",
+    "./usr/lib/gcc",
+    "./usr/share/doc",
+    "./usr/share/man",
+    "./usr/src",
+    "./var/cache/apt",
+    "./var/lib/apt",
+    "./var/lib/dkms",
+];
+
+/// Makes an archive of a system's files for a machine that is to boot them, without those that
+/// these patterns of names also leave out.
+fn pack(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()> {
+    let names: Vec<String> =
+        NOT_BOOTED.iter().chain(left_out).map(|name| format!("-path '{name}'")).collect();
+    debian.run(&format!(
+        "find . -xdev \\( {} \\) -prune -o -print0 | cpio -0 -o -H newc --quiet > system.cpio",
+        names.join(" -o ")
+    ))?;
+    debian.get("system.cpio", archive)?;
+    debian.run("rm system.cpio").map(drop)
+}
+
+/// Boots a guest from the system's files, and counts there, also with what [`programs`] has made.
+/// The hypervisor is that of the packages, too, with these arguments if they are not the usual
+/// ones.
 fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
-    debian.run(
-        "find . -xdev \\( -path ./proc -o -path ./guest.cpio -o -path ./debs -o -path ./program \
-         -o -path ./boot -o -path './usr/lib/modules/*/kernel' -o -path ./usr/src \
-         -o -path ./usr/lib/gcc -o -path ./usr/share/doc -o -path ./var/cache \
-         -o -path ./var/lib/apt -o -path ./var/lib/dkms -o -path ./usr/share/man \\) -prune \
-         -o -print0 | cpio -0 -o -H newc --quiet > guest.cpio",
-    )?;
     let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
         .map(|name| cache::root().map(|root| root.join("work").join(name)));
     let (system, packed, image) = (system?, packed?, image?);
-    debian.get("guest.cpio", &system)?;
+    pack(debian, &["./boot", "./usr/lib/modules/*/kernel"], &system)?;
     debian.get(packages::HYPERVISOR, &packed)?;
-    debian.run("userdel counter; userdel stranger; rm guest.cpio")?;
+    debian.run("userdel counter; userdel stranger")?;
     let xen = cmd("gzip", ["-dc"]).arg(&packed).output()?;
     ensure!(xen.status.success(), "{} is not packed", packages::HYPERVISOR);
     fs::write(&image, xen.stdout)?;
@@ -331,14 +390,14 @@ fn inventory(debian: &Chroot) -> Result<String> {
          -o -path /var/cache -o -path /var/log -o -path /var/lib/apt -o -name '*-old' \
          -o -path '/etc/*-' \\) -prune -o -printf '%p %y %m %u %g %l\\n' | LC_ALL=C sort; \
          find /etc /lib/modules/* -type f ! -name '*-' ! -name ld.so.cache | LC_ALL=C sort | \
-         xargs sha256sum; dkms status; dpkg-query -W",
+         xargs sha256sum; ! command -v dkms || dkms status; dpkg-query -W",
     )
 }
 
-/// Fails if, after the purge, anything differs from before the first installation, but for the
-/// other kernel if there is one.
-fn purged(debian: &Chroot, other: Option<&Other>, before: &str) -> Result<()> {
-    debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {}", PACKAGES.join(" ")))?;
+/// Purges these packages. Fails if anything then differs from before the first installation, but
+/// for the other kernel if there is one.
+fn purged(debian: &Chroot, packages: &[&str], other: Option<&Other>, before: &str) -> Result<()> {
+    debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {}", packages.join(" ")))?;
     let other = other.map(|other| other.release.trim_end_matches("-amd64"));
     let after = inventory(debian)?;
     let lines = |text: &str| -> Vec<String> {

@@ -80,9 +80,9 @@ fn offline() -> Result<()> {
     debian.run(MAKE_MIRROR)?;
     let said = debian.run(&format!(
         "export HOME=/root; ! command -v rustup; cd /srv/source; tar -xf *.tar.xz; \
-         cd perfctr-{VERSION}; cargo xtask dist"
+         cd perfctr-{VERSION}; cargo xtask dist --kvm="
     ))?;
-    for package in super::PACKAGES {
+    for package in super::PACKAGES.iter().chain(&[super::kvm::HOSTS]) {
         let deb = format!("target/dist/{package}_{VERSION}_");
         ensure!(said.lines().any(|line| line.contains(&deb)), "no {deb}*.deb\n{said}");
     }
