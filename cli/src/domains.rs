@@ -146,13 +146,13 @@ fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
 /// The machines that a file's text lets count.
 #[derive(Default)]
 struct Policy {
-    /// Those that were there when this was last asked, which have been let in.
+    /// The machines that were there and named at the last call. All of them have been let in.
     known: HashSet<u32>,
 }
 
 impl Policy {
-    /// Returns the machines that a text with their names lets in, and that were not there, or not
-    /// in the text, before.
+    /// Returns the machines that are to be let in now. These are named in `text`, one in each line,
+    /// and were not known at the call before: they have started since, or their name was added.
     fn newcomers(&mut self, text: &str, names: &Names) -> Vec<u32> {
         let lines = text.lines().map(str::trim);
         let listed: HashSet<&str> =

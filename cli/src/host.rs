@@ -62,9 +62,8 @@ pub struct Collector {
     /// What all profiles have, and the virtual CPUs that were sampled since the last one.
     profile: Profile,
     samples: Samples,
-    /// How many samples were lost, and how many of them earlier profiles have.
+    /// How many samples were lost since the beginning.
     lost: u64,
-    lost_before: u64,
 }
 
 impl Collector {
@@ -79,7 +78,6 @@ impl Collector {
             profile,
             samples: Samples::default(),
             lost: 0,
-            lost_before: 0,
         }
     }
 
@@ -137,9 +135,7 @@ impl Collector {
 
     /// Returns the profile of the samples since the last one.
     pub fn profile(&mut self) -> Profile {
-        let mut profile = self.profile.clone();
-        self.profile.threads.clear();
-        std::mem::take(&mut self.samples).fill(&mut profile);
+        let mut profile = self.samples.profile(&mut self.profile, self.lost);
         let per_second = self.clock.ticks_per_second();
         for ticks in profile.stacks.iter_mut().flat_map(|stack| &mut stack.times) {
             *ticks = time(*ticks, per_second);
@@ -149,10 +145,6 @@ impl Collector {
         }
         profile.modules = self.modules.named(&profile);
         self.names.name(&mut profile, names_of_xl);
-        profile.lost = self.lost.saturating_sub(self.lost_before);
-        self.lost_before = self.lost;
-        // What a virtual CPU has counted after its last sample is not known.
-        profile.count_by_samples();
         profile
     }
 }

@@ -4,7 +4,6 @@
 
 mod sampled;
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -138,8 +137,8 @@ struct Watch {
     threads: Threads,
     cpus: Vec<(u32, Watched)>,
     view: View,
-    /// The event by which threads are ordered.
-    by: usize,
+    /// The index of the event by which threads are ordered.
+    ordered_by: usize,
     before: BTreeMap<u32, Vec<Total>>,
     looked: Instant,
     rows: Vec<Row>,
@@ -157,7 +156,7 @@ impl Watch {
             cpus: Vec::new(),
             events,
             view,
-            by: 0,
+            ordered_by: 0,
             before: BTreeMap::new(),
             looked: Instant::now(),
             rows: Vec::new(),
@@ -176,16 +175,17 @@ impl Watch {
             View::Cpus => self.look_at_cpus(time)?,
         };
         if view == View::Threads {
-            order(&mut rows, self.by);
+            sort_threads(&mut rows, self.ordered_by);
         }
         Ok(rows)
     }
 
-    /// Orders threads by the event before or after the one by which they are ordered.
-    fn order_by(&mut self, by: Option<usize>) {
-        if let Some(by) = by.filter(|&by| self.view == View::Threads && by < self.events.len()) {
-            self.by = by;
-            order(&mut self.rows, by);
+    /// Orders the threads that are shown by another event, if there is one with this index.
+    fn order_by(&mut self, event: Option<usize>) {
+        let known = event.filter(|&event| event < self.events.len());
+        if let (View::Threads, Some(event)) = (self.view, known) {
+            self.ordered_by = event;
+            sort_threads(&mut self.rows, event);
         }
     }
 
@@ -231,10 +231,13 @@ impl Watch {
     }
 }
 
-/// Orders threads by this event and then by the others. Those that count most come first.
-fn order(rows: &mut [Row], by: usize) {
-    let most = |row: &Row| Reverse((row.counts.get(by).copied(), row.counts.clone()));
-    rows.sort_by_key(|row| (most(row), row.id));
+/// Orders threads by the event with this index, and then by the others. Those that count most come
+/// first.
+fn sort_threads(rows: &mut [Row], event: usize) {
+    rows.sort_by(|one, other| {
+        let by_event = other.counts.get(event).cmp(&one.counts.get(event));
+        by_event.then_with(|| other.counts.cmp(&one.counts)).then(one.id.cmp(&other.id))
+    });
 }
 
 fn row(id: u32, name: String, before: &[Total], now: &[Total], time: Duration) -> Row {
@@ -270,8 +273,8 @@ impl Screen for Watch {
             _ => self.view,
         };
         match key {
-            KeyCode::Left | KeyCode::Char('<') => self.order_by(self.by.checked_sub(1)),
-            KeyCode::Right | KeyCode::Char('>') => self.order_by(Some(self.by + 1)),
+            KeyCode::Left | KeyCode::Char('<') => self.order_by(self.ordered_by.checked_sub(1)),
+            KeyCode::Right | KeyCode::Char('>') => self.order_by(Some(self.ordered_by + 1)),
             _ => {}
         }
         let changes = wanted != self.view;
@@ -291,8 +294,8 @@ impl Screen for Watch {
     }
 
     fn draw(&self, frame: &mut Frame<'_>, first: usize) {
-        let by = (self.view == View::Threads).then_some(self.by);
-        draw(frame, &self.events, by, self.rows.get(first..).unwrap_or_default());
+        let ordered_by = (self.view == View::Threads).then_some(self.ordered_by);
+        draw(frame, &self.events, ordered_by, self.rows.get(first..).unwrap_or_default());
     }
 }
 
@@ -396,13 +399,14 @@ fn interactive<S: Screen>(
     }
 }
 
-/// Draws threads, which are ordered by an event, or CPUs, which are not.
-fn draw(frame: &mut Frame<'_>, events: &[Event], by: Option<usize>, rows: &[Row]) {
+/// Draws threads, and marks the event by which they are ordered, or CPUs, which have their own
+/// order.
+fn draw(frame: &mut Frame<'_>, events: &[Event], ordered_by: Option<usize>, rows: &[Row]) {
     let [table, keys] =
         Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(frame.area());
-    let mark = |n| if by == Some(n) { " ↓" } else { "" };
+    let mark = |n| if ordered_by == Some(n) { " ↓" } else { "" };
     let numbers = events.iter().enumerate().map(|(n, event)| format!("{event}{}", mark(n)));
-    let first = if by.is_none() { "CPU" } else { "thread" };
+    let first = if ordered_by.is_none() { "CPU" } else { "thread" };
     let head = [first.to_owned(), "name".to_owned(), "time".to_owned()].into_iter().chain(numbers);
     let cells = |row: &Row| {
         let id = [row.id.to_string(), row.name.clone(), format!("{:.1}%", 100.0 * row.share)];
@@ -479,7 +483,7 @@ mod tests {
             threads: Threads::new(&[], &[]).unwrap(),
             cpus: Vec::new(),
             view: View::Threads,
-            by: 0,
+            ordered_by: 0,
             before: BTreeMap::new(),
             looked: Instant::now(),
             rows: Vec::new(),

@@ -18,6 +18,8 @@ pub struct Samples {
     stacks: HashMap<Key, (u64, Vec<u64>)>,
     /// The index of each thread, by the numbers of its process and its own.
     threads: HashMap<(u32, u32), u32>,
+    /// How many samples had been lost when the last profile was made.
+    lost: u64,
 }
 
 impl Samples {
@@ -66,6 +68,20 @@ impl Samples {
         })
     }
 
+    /// Returns a profile of the samples that were added since the last one. `common` has what all
+    /// these profiles share, and the threads of these samples, which it then has no more. `lost`
+    /// samples were lost since the beginning.
+    pub fn profile(&mut self, common: &mut Profile, lost: u64) -> Profile {
+        let mut profile = common.clone();
+        common.threads.clear();
+        let added = std::mem::replace(self, Self { lost, ..Self::default() });
+        profile.lost = lost.saturating_sub(added.lost);
+        added.fill(&mut profile);
+        // What a thread has counted after its last sample is not known.
+        profile.count_by_samples();
+        profile
+    }
+
     /// Gives a profile its stacks and frames.
     pub fn fill(self, profile: &mut Profile) {
         let stack = |((thread, cpu, frames), (samples, mut times)): (Key, (u64, Vec<u64>))| {
@@ -82,6 +98,22 @@ impl Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_profile_has_what_was_added_and_lost_since_the_one_before() {
+        let mut common = Profile::new(Vec::new(), String::new(), String::new(), 100);
+        let mut samples = Samples::default();
+        let mut next = |tid, number, lost| {
+            let thread = samples.thread(&mut common, 7, tid, String::new);
+            samples.add(thread, &[Frame { module: None, address: 8 }], number, None);
+            let profile = samples.profile(&mut common, lost);
+            let threads = profile.threads.iter().map(|thread| (thread.tid, thread.count));
+            (threads.collect::<Vec<_>>(), profile.samples(), profile.lost)
+        };
+        assert_eq!(next(8, 3, 5), (vec![(8, 300)], 3, 5));
+        assert_eq!(next(9, 2, 9), (vec![(9, 200)], 2, 4));
+        assert_eq!(next(8, 1, 9), (vec![(8, 100)], 1, 0));
+    }
 
     #[test]
     fn equal_stacks_become_one_with_the_times_in_order() {

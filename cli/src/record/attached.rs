@@ -66,8 +66,6 @@ struct Sampled {
     profile: Profile,
     samples: Samples,
     rings: Vec<Rings>,
-    /// How many samples were lost until the last profile.
-    lost_before: u64,
 }
 
 /// What all processes have mapped.
@@ -104,14 +102,14 @@ fn addresses(ip: u64, callers: &[u64]) -> Vec<u64> {
 }
 
 impl Recording {
-    /// Collects nothing yet. The profile of each event says by which it is, and has no samples.
+    /// Samples nothing yet. There is one profile for each event, which names the event and has no
+    /// samples.
     pub fn new(events: &[Event], profiles: Vec<Profile>) -> Self {
         let sampled = profiles.into_iter().zip(events).map(|(profile, &event)| Sampled {
             event,
             profile,
             samples: Samples::default(),
             rings: Vec::new(),
-            lost_before: 0,
         });
         Self { sampled: sampled.collect(), memory: Memory::default() }
     }
@@ -149,14 +147,9 @@ impl Recording {
         // Another process may get the number of one that has ended.
         self.memory.spaces.clear();
         let finished = self.sampled.iter_mut().map(|sampled| {
-            let mut profile = sampled.profile.clone();
-            sampled.profile.threads.clear();
-            std::mem::take(&mut sampled.samples).fill(&mut profile);
-            profile.modules.clone_from(&modules);
             let lost = sampled.rings.iter().map(Rings::lost).sum();
-            profile.lost = lost - std::mem::replace(&mut sampled.lost_before, lost);
-            // What a thread has counted after its last sample is not known.
-            profile.count_by_samples();
+            let mut profile = sampled.samples.profile(&mut sampled.profile, lost);
+            profile.modules.clone_from(&modules);
             profile
         });
         finished.collect()

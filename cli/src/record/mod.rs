@@ -110,7 +110,7 @@ impl Options {
     fn events(&self) -> Result<Vec<Event>> {
         let events = self.lists.iter().flat_map(|list| list.events(self.unverified));
         let events: Vec<Event> = events.map(|event| every(event, self.count)).collect();
-        events.iter().try_for_each(|event| check(event, self.host))?;
+        events.iter().try_for_each(|event| check_event(event, self.host))?;
         Ok(events)
     }
 
@@ -129,8 +129,8 @@ impl Options {
     }
 }
 
-/// Fails unless a host, or programs, can be sampled by this event.
-pub fn check(event: &Event, is_host: bool) -> Result<()> {
+/// Fails unless a host, or else programs, can be sampled by this event.
+pub fn check_event(event: &Event, is_host: bool) -> Result<()> {
     let (period, user) = (event.period(), event.user());
     ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
     ensure!(

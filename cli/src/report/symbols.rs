@@ -50,7 +50,7 @@ impl Named {
     }
 }
 
-/// Names each frame of a profile. Tells `warn` which files have changed.
+/// Names each frame of a profile. Tells `warn` which files have changed. See [`Names`].
 pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
     Names::default().name(profile, warn)
 }
@@ -62,11 +62,11 @@ pub struct Names {
 }
 
 impl Names {
-    /// Does what [`name`] does. It warns once of each file.
+    /// Names each frame of one more profile. Tells `warn` once of each file that has changed.
     pub fn name(&mut self, profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
-        // Profiles that name a module's functions themselves may name others next time.
-        let is_read = |module: &&Module| module.symbols.is_empty();
-        for module in profile.modules.iter().filter(is_read) {
+        // A module that names its functions itself may name others in the next profile.
+        self.sources.retain(|module, _| module.symbols.is_empty());
+        for module in &profile.modules {
             if !self.sources.contains_key(module) {
                 let source = Source::open(module).unwrap_or_else(|why| {
                     let path = harmless(&module.path);
@@ -76,13 +76,10 @@ impl Names {
                 self.sources.insert(module.clone(), source);
             }
         }
-        let unread = profile.modules.iter().map(Source::unknown).collect::<Vec<_>>();
+        let sources: Vec<&Source> =
+            profile.modules.iter().map(|module| &self.sources[module]).collect();
         let name = |frame: &Frame| match frame.module {
-            Some(index) => {
-                let index = index as usize;
-                let source = self.sources.get(&profile.modules[index]);
-                source.unwrap_or(&unread[index]).name(frame.address)
-            }
+            Some(module) => sources[module as usize].name(frame.address),
             None => Named {
                 module: "[anonymous]".to_owned(),
                 places: vec![Place::unknown(format!("{:#x}", frame.address))],

@@ -20,7 +20,7 @@ use crate::live::Live;
 use crate::profile::Profile;
 use crate::program::{Target, limits};
 use crate::record::attached::Recording;
-use crate::record::check;
+use crate::record::check_event;
 use crate::report::symbols::{self, Named};
 use crate::report::table::{ordered, percent, rows, table};
 use crate::report::{Key, summary};
@@ -69,7 +69,7 @@ pub fn of_host(options: &Options) -> Result<View<Collector>> {
 /// Samples processes, or whatever executes on all CPUs.
 pub fn of_programs(options: &Options) -> Result<View<Recording>> {
     let event = every(only(&options.event.events(options.unverified))?, options.count);
-    check(&event, false)?;
+    check_event(&event, false)?;
     limits::raise();
     let here = Here::find()?;
     here.counts(&[event])?;
