@@ -96,6 +96,18 @@ pub const OP_ACCOUNTS_READ: u32 = 13;
 /// The control domain ends the accounting.  What has not been read is lost.
 pub const OP_ACCOUNTS_STOP: u32 = 14;
 
+/// The operations on the whole host.  Any domain but the control domain gets `EPERM` for them.
+pub const HOST_OPS: [u32; 8] = [
+    OP_DOMAIN,
+    OP_STATS,
+    OP_PROFILE_START,
+    OP_PROFILE_READ,
+    OP_PROFILE_STOP,
+    OP_ACCOUNTS_START,
+    OP_ACCOUNTS_READ,
+    OP_ACCOUNTS_STOP,
+];
+
 /// For how long the driver keeps accounts after the control domain has last read the first of them,
 /// unit: milliseconds.
 ///

@@ -8,9 +8,8 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, PolicyChange, Registration};
 use shared_abi::hypercall::{
-    HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
-    OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HOST_OPS, HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats, OP_GO_ON, OP_LOAD,
+    OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -433,17 +432,7 @@ impl Machine {
             authorize(caller, op, bytes.len())?;
             serve(&self.driver, caller, op, bytes).map(drop)
         });
-        let hosts = [
-            OP_DOMAIN,
-            OP_STATS,
-            OP_PROFILE_START,
-            OP_PROFILE_READ,
-            OP_PROFILE_STOP,
-            OP_ACCOUNTS_START,
-            OP_ACCOUNTS_READ,
-            OP_ACCOUNTS_STOP,
-        ];
-        let reserved = hosts.contains(&op);
+        let reserved = HOST_OPS.contains(&op);
         if reserved && result != Err(Errno::PERM) && !self.is_gone() {
             self.fail(format!(
                 "vCPU {index} makes the control domain's hypercall {op}: {result:?}"

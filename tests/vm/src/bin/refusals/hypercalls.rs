@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    HvAccounting, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvStats,
+    HOST_OPS, HvAccounting, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvStats,
     OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE,
     OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
     OP_UNREGISTER,
@@ -43,17 +43,7 @@ fn load(counters: &[CounterConfig]) -> HvLoad {
 /// Returns how `op` is refused. An operation on the whole host is refused first of all to any
 /// domain but a control domain.
 fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
-    let hosts = [
-        OP_DOMAIN,
-        OP_STATS,
-        OP_PROFILE_START,
-        OP_PROFILE_READ,
-        OP_PROFILE_STOP,
-        OP_ACCOUNTS_START,
-        OP_ACCOUNTS_READ,
-        OP_ACCOUNTS_STOP,
-    ];
-    let others = hosts.contains(&op) && host.xen().is_none();
+    let others = HOST_OPS.contains(&op) && host.xen().is_none();
     if others { Refusal::EPERM } else { errno }
 }
 
