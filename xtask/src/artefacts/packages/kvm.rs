@@ -87,7 +87,7 @@ pub fn describe(kernels: &[Kernel], debian: &Path) -> Result<()> {
         let (release, linux) = (&kernel.release, kernel.package_version()?);
         let package = package(release);
         for (name, path) in cache::files(&sh::project().join(FOLDER).join("modules"))? {
-            let text = filled(&fs::read_to_string(&path)?, release, &linux)
+            let text = fill_in(&fs::read_to_string(&path)?, release, &linux)
                 .with_context(|| path.display().to_string())?;
             if name == "control" {
                 packages += &text;
@@ -104,7 +104,7 @@ pub fn describe(kernels: &[Kernel], debian: &Path) -> Result<()> {
 }
 
 /// Fills in a text for one kernel.
-fn filled(text: &str, release: &str, linux: &str) -> Result<String> {
+fn fill_in(text: &str, release: &str, linux: &str) -> Result<String> {
     let text = text.replace("#RELEASE#", release).replace("#LINUX#", linux);
     let left = text.replace("#DEBHELPER#", "").lines().find_map(|line| {
         let (_, rest) = line.split_once('#')?;
@@ -122,7 +122,7 @@ mod tests {
 
     fn template(name: &str) -> String {
         let path = sh::project().join(FOLDER).join("modules").join(name);
-        filled(&fs::read_to_string(path).unwrap(), "6.1.0-7-amd64", "6.1.20-1").unwrap()
+        fill_in(&fs::read_to_string(path).unwrap(), "6.1.0-7-amd64", "6.1.20-1").unwrap()
     }
 
     #[test]
@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn nothing_is_left_to_fill_in() {
-        let error = filled("# A\nfor #RELEASE# and #KERNEL#\n", "6.1", "6").unwrap_err();
+        let error = fill_in("# A\nfor #RELEASE# and #KERNEL#\n", "6.1", "6").unwrap_err();
         assert_eq!(error.to_string(), "expected #RELEASE# or #LINUX#, found #KERNEL#");
-        filled("# 1 # 2 #\n", "6.1", "6").unwrap();
+        fill_in("# 1 # 2 #\n", "6.1", "6").unwrap();
     }
 
     #[test]

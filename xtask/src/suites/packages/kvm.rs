@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{install_as, installed, inventory, pack, purged};
+use super::{check_files, install_as, inventory, pack_system, purged};
 use crate::artefacts::debian;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::kvm::{AMD, COMMON, MODULES};
@@ -60,11 +60,11 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     let before = inventory(&debian)?;
     let modules = kvm::package(release);
     report.test("on a host of virtual machines, KVM's names mean our modules", || {
-        ensure!(loads(&debian, release)?.is_empty(), "ours are there already");
-        takes_ours(&debian, now, release)
+        ensure!(modules_that_would_load(&debian, release)?.is_empty(), "ours are there already");
+        install_ours(&debian, now, release)
     });
     report.test("its files are where they belong, and Debian's are as they were", || {
-        installed(&debian, &[HOSTS], FILES)?;
+        check_files(&debian, &[HOSTS], FILES)?;
         let changed = debian.run(&format!("dpkg --verify linux-image-{release}"))?;
         ensure!(changed.is_empty(), "{changed}");
         Ok(())
@@ -85,14 +85,17 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
         Ok(())
     });
     if report.volume == Volume::Long {
-        report
-            .test("each package has modules for the kernel that it names", || named(&debian, now));
-        counts(report, &debian, &kernel)?;
+        report.test("each package has modules for the kernel that it names", || {
+            check_kernel_of_each(&debian, now)
+        });
+        count_in_machines(report, &debian, &kernel)?;
     }
-    report.test("the modules are signed as the book says", || signed(&debian, &kernel));
+    report.test("the modules are signed as the book says", || {
+        sign_as_the_book_says(&debian, &kernel)
+    });
     report.test("purged, KVM is Debian's, and nothing is left", || {
         purged(&debian, &["perfctr", HOSTS, &modules], None, &before)?;
-        ensure!(loads(&debian, release)?.is_empty(), "ours are still there");
+        ensure!(modules_that_would_load(&debian, release)?.is_empty(), "ours are still there");
         Ok(())
     });
     debian.remove()
@@ -100,7 +103,7 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
 
 /// Installs the packages as the book says. Fails unless the kernel of this release would then load
 /// our modules, with the options of the packages.
-fn takes_ours(debian: &Chroot, now: &Built, release: &str) -> Result<()> {
+fn install_ours(debian: &Chroot, now: &Built, release: &str) -> Result<()> {
     let packages = ["perfctr", HOSTS, &kvm::package(release)];
     let is_for_it = |deb: &&PathBuf| packages.contains(&super::name_of(deb));
     let debs: Vec<PathBuf> = now.debs.iter().filter(is_for_it).cloned().collect();
@@ -108,7 +111,7 @@ fn takes_ours(debian: &Chroot, now: &Built, release: &str) -> Result<()> {
     ensure!(said.contains("perfctr: modprobe -r kvm-amd kvm-intel kvm;"), "{said}");
     let ours = format!("/{}", kvm::directory(release));
     let expected = [format!("{ours}/{COMMON} enable_pmu=0 perfctr=on"), format!("{ours}/{AMD}")];
-    let found = loads(debian, release)?;
+    let found = modules_that_would_load(debian, release)?;
     ensure!(found == expected, "{expected:?} expected, found {found:?}");
     let found = debian.run(&format!("modinfo -k {release} -n kvm kvm-amd kvm-intel"))?;
     let expected: String = MODULES.iter().map(|module| format!("{ours}/{module}\n")).collect();
@@ -118,7 +121,7 @@ fn takes_ours(debian: &Chroot, now: &Built, release: &str) -> Result<()> {
 
 /// Fails unless the modules of each package are for the kernel in its name, and it depends on one
 /// version of that.
-fn named(debian: &Chroot, now: &Built) -> Result<()> {
+fn check_kernel_of_each(debian: &Chroot, now: &Built) -> Result<()> {
     debian.put(&now.debs, "debs")?;
     let prefix = kvm::package("");
     let mut releases: Vec<&str> =
@@ -142,7 +145,7 @@ fn named(debian: &Chroot, now: &Built) -> Result<()> {
 
 /// Returns those modules, each with its options, that a kernel of this release would load for
 /// KVM on AMD, and that are not the kernel's own.
-fn loads(debian: &Chroot, release: &str) -> Result<Vec<String>> {
+fn modules_that_would_load(debian: &Chroot, release: &str) -> Result<Vec<String>> {
     let said = debian.run(&format!("modprobe -S {release} --show-depends kvm-amd"))?;
     let modules: Option<Vec<&str>> =
         said.lines().map(|line| line.strip_prefix("insmod ")).collect();
@@ -153,7 +156,7 @@ fn loads(debian: &Chroot, release: &str) -> Result<Vec<String>> {
 }
 
 /// Signs the modules with the commands of the book, but for those that ask the firmware.
-fn signed(debian: &Chroot, kernel: &Kernel) -> Result<()> {
+fn sign_as_the_book_says(debian: &Chroot, kernel: &Kernel) -> Result<()> {
     let page = fs::read_to_string(sh::project().join(PAGE))?;
     let (_, after) = page.split_once("openssl req").context("the page makes no key")?;
     let (commands, _) = after.split_once("```").context("the commands end nowhere")?;
@@ -226,7 +229,7 @@ trap - EXIT
 "#;
 
 /// Boots the host as it is now, whose virtual machines count.
-fn counts(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> Result<()> {
+fn count_in_machines(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> Result<()> {
     let page = fs::read_to_string(sh::project().join(PAGE))?;
     let enter = page.lines().find(|line| line.ends_with(">> /etc/perfctr/domains"));
     debian.run(enter.context("the page enters no name")?)?;
@@ -264,7 +267,7 @@ fn counts(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> Result<()> {
 /// run are made in `work`.
 fn host(debian: &Chroot, kernel: &Kernel, work: &Path) -> Result<Spec> {
     let [system, initrd] = ["system", "initrd"].map(|name| work.join(name));
-    pack(debian, &["./usr/lib/modules/*/kernel", "./boot/[!S]*"], &system)?;
+    pack_system(debian, &["./usr/lib/modules/*/kernel", "./boot/[!S]*"], &system)?;
 
     let mut guest = Spec::new("kvm", ["sh", "-c", GUEST])?;
     guest.add_program("cli", "perfctr")?;
@@ -288,8 +291,8 @@ fn host(debian: &Chroot, kernel: &Kernel, work: &Path) -> Result<Spec> {
     spec.files.push((kernel.for_qemu().to_owned(), "/machine/kernel".into()));
     spec.files.push((initrd, "/machine/initrd".into()));
     for (name, text) in [
-        ("web.xml", libvirts("web", memory_mib)),
-        ("mail.sh", qemus("mail", memory_mib)),
+        ("web.xml", libvirt_description("web", memory_mib)),
+        ("mail.sh", qemu_command("mail", memory_mib)),
         ("package", kvm::package(&kernel.release)),
     ] {
         let file = work.join(name);
@@ -303,7 +306,7 @@ fn host(debian: &Chroot, kernel: &Kernel, work: &Path) -> Result<Spec> {
 const GUEST: &str = "perfctr stat --csv -e instructions:u,branches:u -- /work/loop 2>&1";
 
 /// Describes a machine in libvirt's words.
-fn libvirts(name: &str, memory_mib: u64) -> String {
+fn libvirt_description(name: &str, memory_mib: u64) -> String {
     let channels: String = PORTS
         .iter()
         .map(|port| {
@@ -338,7 +341,7 @@ fn libvirts(name: &str, memory_mib: u64) -> String {
 }
 
 /// Returns the command by which QEMU runs a machine.
-fn qemus(name: &str, memory_mib: u64) -> String {
+fn qemu_command(name: &str, memory_mib: u64) -> String {
     let ports: String = PORTS
         .iter()
         .map(|port| {

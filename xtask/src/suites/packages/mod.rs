@@ -175,8 +175,9 @@ fn install_files(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
     debian.run(&format!("{INSTALL} /debs/*.deb")).map(drop)
 }
 
-/// Installs packages with that command of a page of the book that names this package. In it, each
-/// of `known` is replaced by what stands for it. Returns what is printed.
+/// Installs packages with the command of a page of the book that names this package, as in
+/// `apt install ./perfctr_*.deb`. Each of `known` is a part of that command and what replaces it,
+/// such as `$(uname -r)` and a release. Returns what is printed.
 fn install_as(
     debian: &Chroot,
     debs: &[PathBuf],
@@ -187,8 +188,8 @@ fn install_as(
     debian.put(debs, "debs")?;
     let text = fs::read_to_string(sh::project().join(page))?;
     let file = format!("./{package}_");
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("apt install "));
-    let mut lines = lines.by_ref().filter(|line| line.contains(&file));
+    let lines = text.lines().filter_map(|line| line.strip_prefix("apt install "));
+    let mut lines = lines.filter(|line| line.contains(&file));
     let packages = lines.next().with_context(|| format!("{page} does not install {package}"))?;
     ensure!(lines.next().is_none(), "{page} installs {package} twice");
     let packages =
@@ -229,7 +230,7 @@ fn modules(debian: &Chroot, version: &str, releases: &[&str]) -> Result<()> {
 
 /// Fails unless these packages have installed these files, beside documents and sources, and no
 /// others, and nobody has changed one.
-fn installed(debian: &Chroot, packages: &[&str], files: &[&str]) -> Result<()> {
+fn check_files(debian: &Chroot, packages: &[&str], files: &[&str]) -> Result<()> {
     let list = format!(
         "dpkg -L {} | while read f; do test ! -f \"$f\" || echo \"$f\"; done | LC_ALL=C sort -u",
         packages.join(" ")
@@ -245,7 +246,7 @@ fn installed(debian: &Chroot, packages: &[&str], files: &[&str]) -> Result<()> {
 }
 
 fn files(debian: &Chroot) -> Result<()> {
-    installed(debian, PACKAGES, FILES)?;
+    check_files(debian, PACKAGES, FILES)?;
     debian.run("getent group perfctr; ldconfig -p | grep -q libperfctr.so.6")?;
     let version = debian.run("perfctr --version; perfex -h")?;
     ensure!(version.starts_with(&format!("perfctr {}\n", packages::VERSION)), "{version}");
@@ -328,7 +329,7 @@ const NOT_BOOTED: &[&str] = &[
 
 /// Makes an archive of a system's files for a machine that is to boot them, without those that
 /// these patterns of names also leave out.
-fn pack(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()> {
+fn pack_system(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()> {
     let names: Vec<String> =
         NOT_BOOTED.iter().chain(left_out).map(|name| format!("-path '{name}'")).collect();
     debian.run(&format!(
@@ -347,7 +348,7 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
         .map(|name| cache::root().map(|root| root.join("work").join(name)));
     let (system, packed, image) = (system?, packed?, image?);
-    pack(debian, &["./boot", "./usr/lib/modules/*/kernel"], &system)?;
+    pack_system(debian, &["./boot", "./usr/lib/modules/*/kernel"], &system)?;
     debian.get(packages::HYPERVISOR, &packed)?;
     debian.run("userdel counter; userdel stranger")?;
     let xen = cmd("gzip", ["-dc"]).arg(&packed).output()?;
