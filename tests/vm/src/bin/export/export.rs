@@ -200,14 +200,20 @@ pub fn live(tally: &mut Tally) -> Result<()> {
     });
     let sampled = said(&["top", "--plain", "--functions", "-e", EVENT, "-d", "500", "-n", "2"])?;
     println!("{sampled}");
-    tally.check("perfctr top has the functions of all programs, each update of its own samples", {
-        let updates: Vec<&str> = sampled.lines().filter(|line| line.contains(" of ")).collect();
-        let share = |line: &str| line.split_whitespace().nth(1)?.parse::<f64>().ok();
-        let listed = sampled.lines().filter_map(share).filter(|&percent| percent > 0.0).count();
-        let is_right = updates.len() == 2
-            && updates.iter().all(|line| !line.starts_with("0 samples"))
-            && listed >= 2;
-        is_right.then_some(()).ok_or(sampled)
+    let updates: Vec<(u64, u64)> = sampled.lines().fold(Vec::new(), |mut updates, line| {
+        let mut words = line.split_whitespace();
+        let first = words.next().and_then(|word| word.parse().ok());
+        match (first, words.next(), updates.last_mut()) {
+            (Some(all), Some("samples"), _) => updates.push((all, 0)),
+            (Some(samples), _, Some((_, listed))) => *listed += samples,
+            _ => {}
+        }
+        updates
+    });
+    tally.check("perfctr top has the functions of all samples of each update", {
+        let is_right = |&(all, listed): &(u64, u64)| all > 0 && all == listed;
+        let are_right = updates.len() == 2 && updates.iter().all(is_right);
+        are_right.then_some(()).ok_or(format!("{updates:?} in\n{sampled}"))
     });
     busy.0.kill()?;
     Ok(())
