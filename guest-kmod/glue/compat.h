@@ -78,6 +78,10 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 #define TASK_FROZEN 0
 #endif
 
+/*
+ * Has this CPU leave the address space that the calling kernel thread keeps
+ * there. Interrupts are disabled.
+ */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 9, 0)
 #define perfctr_leave_mm() leave_mm(smp_processor_id())
 #else

@@ -21,10 +21,11 @@ void *perfctr_glue_alloc_page(void)
 }
 
 /*
- * From 7.0 on no module but KVM may change CR4, so that is left to the kernel. A
- * kernel thread, as the one that executes this, keeps the address space that
- * its CPU had before. If the CPU leaves that, the kernel enters it again before
- * the process goes on, and then sets CR4.PCE as the process may execute RDPMC.
+ * Has the kernel set CR4.PCE on this CPU, because from 7.0 on no module but KVM
+ * may do that. The kernel sets it when it enters the address space of a
+ * process. While a kernel thread such as this one executes, the CPU keeps the
+ * address space of the process before. Here the CPU leaves that, so that the
+ * kernel has to enter it again before the process goes on.
  */
 static void perfctr_leave(struct work_struct *unused)
 {

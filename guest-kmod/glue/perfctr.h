@@ -38,7 +38,7 @@ struct perfctr_cpu {
 	 * free.
 	 */
 	struct irq_work tell;
-	/* Has the kernel set CR4.PCE anew before the current process goes on. */
+	/* Has the kernel set CR4.PCE anew before a process goes on here. */
 	struct work_struct leave;
 };
 
