@@ -10,8 +10,8 @@ use vm_tests::step::Executed;
 use crate::Machine;
 use crate::counted::general;
 use crate::tool::{
-    EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, STEPPED, executed, held, perf, pids,
-    rows, stepped, sum, watch_programs,
+    EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, RunningPerf, STEPPED, executed, held,
+    perf, pids, rows, stepped, sum, watch_programs,
 };
 
 const RUNS: usize = 20;
@@ -100,8 +100,17 @@ pub fn repeated(_: &Machine) -> Result<()> {
 
 /// Tests `-I`: the sum of the intervals is all that is counted.
 pub fn intervals(_: &Machine) -> Result<()> {
-    let rows = rows(&perf(&["stat", "-x,", "-I", "20", "-e", EVENTS, LONG])?, 1);
-    ensure!(rows.len() >= 4, "there is but one interval: {rows:?}");
+    let mut programs = held(&[LONG, LOOP])?;
+    let options = ["-x,", "-I", "20", "-e", EVENTS, "-p", &pids(&programs)];
+    let mut perf = RunningPerf::start("stat", &options)?;
+    programs.remove(0).run()?;
+    // If all processes have ended while perf prints an interval, it leaves out the last one. So one
+    // process waits until perf has shown everything.
+    perf.disable()?;
+    programs.remove(0).run()?;
+    let rows = rows(&perf.end()?, 1);
+    // There is an interval when perf begins to count, and one when it ceases.
+    ensure!(rows.len() >= 8, "there is but one interval of perf's own choice: {rows:?}");
     equal(executed(&rows)?, LONG_EXECUTED, &rows)
 }
 

@@ -49,15 +49,27 @@ impl RunningPerf {
         command.args([subcommand, "-D", "-1", "--control", "fd:0,1"]).args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut perf = command.spawn().context("there is no perf")?;
-        let mut answers = BufReader::new(perf.stdout.take().context("a pipe")?);
-        let mut answer = String::new();
-        perf.stdin.as_mut().context("a pipe")?.write_all(b"enable\n")?;
-        answers.read_line(&mut answer)?;
+        let answers = BufReader::new(perf.stdout.take().context("a pipe")?);
         let mut perf = Self { perf, answers };
-        if !answer.contains("ack") {
-            anyhow::bail!("perf {subcommand} {arguments:?}: {answer} {}", perf.end_of_output()?);
-        }
+        perf.order("enable")?;
         Ok(perf)
+    }
+
+    /// Stops the counting. If perf counts in intervals, it prints one for what it has counted since
+    /// the last one.
+    pub fn disable(&mut self) -> Result<()> {
+        self.order("disable")
+    }
+
+    /// Sends a command of perf's option `--control`, and waits until perf has obeyed.
+    fn order(&mut self, command: &str) -> Result<()> {
+        let mut answer = String::new();
+        writeln!(self.perf.stdin.as_mut().context("a pipe")?, "{command}")?;
+        self.answers.read_line(&mut answer)?;
+        if !answer.contains("ack") {
+            anyhow::bail!("perf's answer to {command}: {answer} {}", self.end_of_output()?);
+        }
+        Ok(())
     }
 
     /// Ends perf, and returns what it has printed.
