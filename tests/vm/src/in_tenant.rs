@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Runs a list of tests in a tenant of Xen: first while its vCPUs are left alone, then while the
 //! control domain moves them between physical CPUs, and then while it saves and restores the
-//! tenant.
+//! tenant, and migrates it.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +24,16 @@ pub struct Tests<F: 'static> {
     pub at_rest: &'static [(&'static str, F)],
     /// Tests that are run while vCPUs are moved between physical CPUs.
     pub moved: &'static [(&'static str, F)],
-    /// Those while the tenant is saved and restored again and again.
+    /// Those while the tenant is saved and restored, and migrated, by turns.
     pub saved: &'static [(&'static str, F)],
 }
 
-/// How long a tenant executes before it is saved, once more.
-const BETWEEN_SAVES: Duration = Duration::from_secs(2);
-/// How often a tenant is saved during a test at least.
-const SAVES_MIN: usize = 2;
+/// How long a tenant executes before it is made another domain, and how often that is done during a
+/// test.
+const BETWEEN_DOMAINS: Duration = Duration::from_secs(2);
+const DOMAINS: usize = 4;
+/// What the control domain sends when the tenant may end such a test.
+const ENOUGH: &str = "enough";
 
 /// How vCPUs are moved.
 #[derive(Clone, Copy, Debug)]
@@ -87,36 +89,49 @@ impl<F> Tests<F> {
         })?;
         disturb::check(&mut tally, xen, before, moves.switches_min)?;
         for test in self.saved {
-            let saves = save_until_heard(xen, &mut tenant)?;
-            let name = format!("the tenant is saved {SAVES_MIN} times and more meanwhile");
+            replace(xen, &mut tenant)?;
+            tenant.tell(&json!(ENOUGH))?;
             hear_one(&mut tally, &mut tenant, test)?;
-            let enough = if saves < SAVES_MIN { Err(format!("{saves} times")) } else { Ok(()) };
-            tally.check(&name, enough);
         }
         tenant.destroy()?;
         Ok(tally.finish())
     }
 
-    /// Runs in the tenant: `run` makes each test, and the control domain is told its error.
+    /// Runs in the tenant: `run` makes each test, and the control domain is told its error. It makes
+    /// those of `saved` again and again, until the control domain has replaced the tenant often
+    /// enough.
     pub fn tell(&self, run: impl Fn(&F) -> Result<()>) {
         say(&json!("ready"));
-        for (_, test) in self.at_rest.iter().chain(self.moved).chain(self.saved) {
-            say(&json!(run(test).err().map(|error| format!("{error:#}"))));
+        let report = |found: Result<()>| say(&json!(found.err().map(|error| format!("{error:#}"))));
+        for (_, test) in self.at_rest.iter().chain(self.moved) {
+            report(run(test));
+        }
+        for (_, test) in self.saved {
+            let enough = thread::spawn(toolstack::hear);
+            let mut found = run(test);
+            while found.is_ok() && !enough.is_finished() {
+                found = run(test);
+            }
+            let heard = enough.join().expect("no thread panics");
+            report(found.and_then(|()| {
+                let heard = heard?;
+                ensure!(heard == ENOUGH, "the control domain says {heard}");
+                Ok(())
+            }));
         }
     }
 }
 
-/// Saves and restores the tenant until its program says something. Returns how often.
-fn save_until_heard(xen: &Xen, tenant: &mut Tenant) -> Result<usize> {
-    let mut saves = 0;
-    loop {
-        thread::sleep(BETWEEN_SAVES);
-        if !tenant.is_silent() {
-            return Ok(saves);
+/// Saves and restores the tenant, and migrates it, by turns: each time it becomes another domain.
+fn replace(xen: &Xen, tenant: &mut Tenant) -> Result<()> {
+    for number in 0..DOMAINS {
+        thread::sleep(BETWEEN_DOMAINS);
+        match number % 2 {
+            0 => tenant.save_and_restore()?,
+            _ => tenant.migrate(true)?,
         }
-        tenant.save_and_restore()?;
         xen.allow(tenant.domain, true)?;
         tenant.unpause()?;
-        saves += 1;
     }
+    Ok(())
 }

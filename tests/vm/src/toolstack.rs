@@ -198,6 +198,8 @@ pub struct Tenant {
     name: String,
     /// Xen's number of it.
     pub domain: u16,
+    /// What was written to its console before it was migrated.
+    earlier: String,
     /// The number of lines that it has said and that were read.
     heard: usize,
     /// How long it may take to say the next.
@@ -264,7 +266,8 @@ impl Tenant {
         created.with_context(|| {
             fs::read_to_string(format!("/var/log/xen/qemu-dm-{name}.log")).unwrap_or_default()
         })?;
-        Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0, patience })
+        let (domain, earlier) = (number(name)?, String::new());
+        Ok(Self { name: name.to_owned(), domain, earlier, heard: 0, patience })
     }
 
     /// Sends a value to its program, which reads a line from its console.
@@ -385,7 +388,8 @@ impl Tenant {
     /// The error says why the tool failed.
     pub fn restore(name: &str, file: &str) -> Result<Self> {
         tool("xl", &["restore", "-e", "-p", file])?;
-        Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0, patience: PATIENCE })
+        let (domain, earlier) = (number(name)?, String::new());
+        Ok(Self { name: name.to_owned(), domain, earlier, heard: 0, patience: PATIENCE })
     }
 
     /// Migrates it to this very host while it executes, with Debian's own tools at both ends. It
@@ -393,16 +397,16 @@ impl Tenant {
     ///
     /// # Errors
     ///
-    /// Why a tool failed, or what it has said that was not heard.
+    /// Why a tool failed.
     pub fn migrate(&mut self, paused: bool) -> Result<()> {
         let receive = format!("{TOOLS}/xl migrate-receive -e{}", if paused { " -p" } else { "" });
         // The command is given instead of a host's name and a shell: the program that would be
         // started there.
-        tool("xl", &["-vv", "migrate", "-s", "", &self.name, &receive])?;
-        ensure!(self.is_silent(), "{} has said:\n{}", self.name, self.console());
+        tool("xl", &["-vv", "migrate", "-s", "", &self.name, &receive])
+            .with_context(|| format!("{} has said:\n{}", self.name, self.console()))?;
+        self.earlier = self.console();
         // The daemon still writes to the file of the domain's first name.
         fs::rename(log(&format!("{}--incoming", self.name)), log(&self.name))?;
-        self.heard = 0;
         self.domain = number(&self.name)?;
         Ok(())
     }
@@ -473,7 +477,8 @@ impl Tenant {
 
     /// Returns everything that was written to its console.
     fn console(&self) -> String {
-        fs::read_to_string(log(&self.name)).unwrap_or_default()
+        let since = fs::read_to_string(log(&self.name));
+        self.earlier.clone() + &since.unwrap_or_default()
     }
 }
 

@@ -204,9 +204,10 @@ fn beside_control(kind: &str) -> Result<Spec> {
     files.push(("work/counters".to_owned(), counters_test()?));
     files.push(("work/rr".to_owned(), guest::programs("vm-tests")?.join("rr")));
     tenants::add_tenant(&mut spec, "rr", &files)?;
-    // The control domain holds the tenant that it saves as a file, too, in half of its memory.
+    // The control domain holds the tenant that it saves as a file, too, in half of its memory. A
+    // tenant that is migrated is there twice.
     spec.hypervisor()?.add("dom0_mem=2560M,max:2560M");
-    spec.topology.memory_mib += 768 + 1536;
+    spec.topology.memory_mib += 2 * 768 + 1536;
     spec.timeout = Duration::from_secs(3_000);
     Ok(spec)
 }

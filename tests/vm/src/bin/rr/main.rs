@@ -94,7 +94,7 @@ const TESTS: Tests<fn() -> Result<()>> = Tests {
         }),
     ],
     saved: &[(
-        "threads that race are replayed in their order, while the tenant is saved and restored",
+        "threads that race are replayed in their order, while the tenant is saved and migrated",
         || replayed(&own("racing"), &[], TIMES),
     )],
 };
