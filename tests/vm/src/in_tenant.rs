@@ -97,8 +97,8 @@ impl<F> Tests<F> {
         Ok(tally.finish())
     }
 
-    /// Runs in the tenant: `run` makes each test, and the control domain is told its error. It makes
-    /// those of `saved` again and again, until the control domain has replaced the tenant often
+    /// Runs in the tenant: `run` makes each test, and the control domain is told its error. Those
+    /// of `saved` are made again and again, until the control domain has replaced the tenant often
     /// enough.
     pub fn tell(&self, run: impl Fn(&F) -> Result<()>) {
         say(&json!("ready"));
