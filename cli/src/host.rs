@@ -5,7 +5,7 @@
 mod names;
 mod taker;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -21,7 +21,7 @@ use crate::elf::Facts;
 use crate::profile::{Frame, Layer, Module, Profile, Samples};
 use crate::text::harmless;
 
-pub use self::names::Hypervisor;
+pub use self::names::{Hypervisor, KernelList};
 
 /// The domain whose kernel's functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
@@ -79,6 +79,12 @@ impl Collector {
             samples: Samples::default(),
             lost: 0,
         }
+    }
+
+    /// Names the functions of a domain's kernel as this list does.
+    pub fn name_kernel(&mut self, list: &KernelList) -> Result<()> {
+        self.modules.kernels.insert(list.domain, Kernel::of_list(list)?);
+        Ok(())
     }
 
     /// Begins to sample all physical CPUs, or only these.
@@ -176,15 +182,16 @@ impl DomainNames {
 /// The places of samples, in the order in which they were found.
 struct Modules {
     hypervisor: Hypervisor,
-    kernel: Kernel,
+    /// Those domains' kernels whose functions are known.
+    kernels: BTreeMap<u32, Kernel>,
     found: Vec<(Layer, u32)>,
     indices: HashMap<(Layer, u32), u32>,
 }
 
 impl Modules {
     fn new(hypervisor: Hypervisor) -> Self {
-        let (kernel, found, indices) = (Kernel::default(), Vec::new(), HashMap::new());
-        Self { hypervisor, kernel, found, indices }
+        let kernels = BTreeMap::from([(CONTROL_DOMAIN, Kernel::default())]);
+        Self { hypervisor, kernels, found: Vec::new(), indices: HashMap::new() }
     }
 
     /// Returns the index of a sample's module.
@@ -209,18 +216,26 @@ impl Modules {
             let place = |path: String| Module::new(path.as_ref(), Facts::default());
             let mut module = match layer {
                 Layer::Hypervisor => self.hypervisor.module(&addresses),
-                Layer::Kernel if domain == CONTROL_DOMAIN => {
-                    let mut kernel = place("[kernel]".to_owned());
-                    kernel.symbols = self.kernel.functions(&addresses);
+                Layer::Kernel => {
+                    let mut kernel = place(kernel_of(domain));
+                    let known = self.kernels.get(&domain);
+                    kernel.symbols = known.map_or_else(Vec::new, |own| own.functions(&addresses));
                     kernel
                 }
-                Layer::Kernel => place(format!("[kernel of domain {domain}]")),
                 Layer::User => place(format!("[user mode of domain {domain}]")),
             };
             module.layer = Some(layer);
             module
         };
         self.found.iter().enumerate().map(module).collect()
+    }
+}
+
+/// Returns what a domain's kernel is called.
+fn kernel_of(domain: u32) -> String {
+    match domain {
+        CONTROL_DOMAIN => "[kernel]".to_owned(),
+        _ => format!("[kernel of domain {domain}]"),
     }
 }
 

@@ -399,25 +399,37 @@ fn interactive<S: Screen>(
     }
 }
 
+/// The columns of a table are so far apart.
+const APART: u16 = 2;
+
+/// Returns a cell for a number, or for what its column is called.
+fn number(text: String) -> Cell<'static> {
+    Cell::from(Line::from(text).right_aligned())
+}
+
 /// Draws threads, and marks the event by which they are ordered, or CPUs, which have their own
 /// order.
 fn draw(frame: &mut Frame<'_>, events: &[Event], ordered_by: Option<usize>, rows: &[Row]) {
     let [table, keys] =
         Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(frame.area());
+    let line = |id: String, name: &str, share: String, counts: &mut dyn Iterator<Item = String>| {
+        let who = [number(id), Cell::from(name.to_owned()), number(share)];
+        Cells::new(who.into_iter().chain(counts.map(number)))
+    };
     let mark = |n| if ordered_by == Some(n) { " ↓" } else { "" };
-    let numbers = events.iter().enumerate().map(|(n, event)| format!("{event}{}", mark(n)));
+    let mut names = events.iter().enumerate().map(|(n, event)| format!("{event}{}", mark(n)));
     let first = if ordered_by.is_none() { "CPU" } else { "thread" };
-    let head = [first.to_owned(), "name".to_owned(), "time".to_owned()].into_iter().chain(numbers);
+    let head = line(first.to_owned(), "name", "time".to_owned(), &mut names).bold();
     let cells = |row: &Row| {
-        let id = [row.id.to_string(), row.name.clone(), format!("{:.1}%", 100.0 * row.share)];
         let mark = if row.estimated { "~" } else { "" };
-        let counts = row.counts.iter().map(|&count| format!("{mark}{}", grouped(count)));
-        Cells::new(id.into_iter().chain(counts).map(Cell::from))
+        let mut counts = row.counts.iter().map(|&count| format!("{mark}{}", grouped(count)));
+        let share = format!("{:.1}%", 100.0 * row.share);
+        line(row.id.to_string(), &row.name, share, &mut counts)
     };
     let widths = [Constraint::Length(8), Constraint::Length(16), Constraint::Length(7)];
     let widths = widths.into_iter().chain(events.iter().map(|_| Constraint::Length(20)));
-    let head = Cells::new(head.map(Cell::from)).bold();
-    frame.render_widget(Table::new(rows.iter().map(cells), widths).header(head), table);
+    let rows = Table::new(rows.iter().map(cells), widths).header(head).column_spacing(APART);
+    frame.render_widget(rows, table);
     let what = "q ends, t shows threads, c CPUs; arrows scroll and choose the order; ~ estimated";
     frame.render_widget(Line::from(what).dim(), keys);
 }
@@ -534,8 +546,13 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(70, 6)).unwrap();
         terminal.draw(|frame| draw(frame, &events, Some(0), &rows())).unwrap();
         let screen = terminal.backend().to_string();
-        for text in ["thread", "instructions:u ↓", "busy", "50.0%", "2,001,234", "~1,000", "q ends"]
-        {
+        let lines = [
+            "  thread  name                 time      instructions:u ↓",
+            "       7  busy                50.0%             2,001,234",
+            "       8  turns              100.0%                ~1,000",
+            "q ends",
+        ];
+        for text in lines {
             assert!(screen.contains(text), "`{text}` is not in\n{screen}");
         }
         let text = text(&events, &rows());

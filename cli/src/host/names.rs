@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds the functions of the hypervisor and of the control domain's kernel.
+//! Finds the functions of the hypervisor and of domains' kernels.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use perfctr::host::Xen;
@@ -132,11 +133,44 @@ fn candidates() -> Vec<PathBuf> {
     paths
 }
 
-/// The control domain's kernel.
+/// A domain's number, and the file with the list of its kernel's functions: `DOMAIN=FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelList {
+    pub domain: u32,
+    file: PathBuf,
+}
+
+impl FromStr for KernelList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('=');
+        let parts = parts.and_then(|(domain, file)| Some((domain.parse().ok()?, file)));
+        match parts {
+            Some((domain, file)) if !file.is_empty() => Ok(Self { domain, file: file.into() }),
+            _ => Err(format!("`{text}` found, a domain's number and a file like 3=FILE expected")),
+        }
+    }
+}
+
+/// A domain's kernel. Without a list it is this machine's own.
 #[derive(Default)]
 pub struct Kernel(OnceCell<Functions>);
 
 impl Kernel {
+    /// Reads the list of a kernel's functions.
+    pub fn of_list(list: &KernelList) -> Result<Self> {
+        let name = list.file.display();
+        let known = parse(&fs::read(&list.file).with_context(|| name.to_string())?);
+        ensure!(
+            !known.is_empty(),
+            "{name}: no functions with addresses found, {KALLSYMS} of domain {} expected, as root \
+             reads it there",
+            list.domain
+        );
+        Ok(Self(OnceCell::from(Functions::new(known))))
+    }
+
     /// Returns its functions which have these addresses.
     pub fn functions(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
         self.0.get_or_init(Functions::of_kernel).with(addresses)
@@ -239,6 +273,25 @@ mod tests {
         let expected =
             [(0xffff_ffff_8100_0000, "_stext"), (0xffff_ffff_8100_0010, "one"), (0x20, "weak")];
         assert_eq!(parse(text), expected.map(|(at, name)| (at, name.to_owned())));
+    }
+
+    #[test]
+    fn another_domains_kernel_has_the_functions_of_its_list() {
+        let file = std::env::temp_dir().join(format!("perfctr-kallsyms-{}", std::process::id()));
+        let list: KernelList = format!("3={}", file.display()).parse().unwrap();
+        fs::write(&file, "10 T a\n20 t b\n30 T end\n").unwrap();
+        let named = Kernel::of_list(&list).unwrap().functions(&BTreeSet::from([0x2f]));
+        assert_eq!((list.domain, named), (3, vec![symbol(0x20, 0x30, "b")]));
+        fs::write(&file, "0000000000000000 T hidden\n").unwrap();
+        let error = Kernel::of_list(&list).err().unwrap().to_string();
+        fs::remove_file(&file).unwrap();
+        assert!(error.contains("no functions with addresses found"), "{error}");
+        let error = format!("{:#}", Kernel::of_list(&list).err().unwrap());
+        assert!(error.contains("No such file"), "{error}");
+        for wrong in ["", "3", "3=", "=/x", "web=/x", "-1=/x"] {
+            let error = wrong.parse::<KernelList>().unwrap_err();
+            assert!(error.starts_with(&format!("`{wrong}` found")), "{error}");
+        }
     }
 
     #[test]

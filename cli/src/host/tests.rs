@@ -109,6 +109,31 @@ fn other_domains_are_known_by_their_numbers_only() {
 }
 
 #[test]
+fn kernels_are_named_by_the_lists_of_their_domains() {
+    let file = std::env::temp_dir().join(format!("perfctr-own-{}", std::process::id()));
+    std::fs::write(&file, "10 T xennet_poll\n30 T end\n").unwrap();
+    let mut collector = Collector::new(hypervisor(), profile());
+    let list: KernelList = format!("3={}", file.display()).parse().unwrap();
+    collector.name_kernel(&list).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    for domain in [0, 3, 4] {
+        collector.add(&sample(Mode::Kernel, domain, 0, 0x20));
+    }
+    let profile = collector.profile();
+    let module = |module: &Module| {
+        let names: Vec<String> = module.symbols.iter().map(|one| one.name.clone()).collect();
+        (module.path.clone(), names.join(" "))
+    };
+    let expected = [
+        ("[kernel]", ""),
+        ("[kernel of domain 3]", "xennet_poll"),
+        ("[kernel of domain 4]", ""),
+    ];
+    let expected = expected.map(|(path, names)| (path.to_owned(), names.to_owned()));
+    assert_eq!(profile.modules.iter().map(module).collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn ticks_become_time() {
     assert_eq!(time(5_000, 2_000_000_000), 2_500);
     assert_eq!(time(u64::MAX, 1), u64::MAX, "it is as long as can be written");

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::Result;
 use perfctr::{Error, Event};
 
-use crate::host::{Collector, Hypervisor};
+use crate::host::Collector;
 use crate::profile::Profile;
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target};
@@ -47,12 +47,10 @@ pub fn run(
     target: Target<'_>,
     event: Event,
     cpus: Option<&Cpus>,
-    hypervisor: Hypervisor,
-    profile: Profile,
+    collector: Collector,
     signals: &Signals,
 ) -> Result<(Profile, u8)> {
     let (command, _) = target.parts();
-    let collector = Collector::new(hypervisor, profile);
     let mut recording = Recording { event, cpus, collector, ended: None };
     let (status, _) = beside::run(command, None, signals, &mut recording)?;
     Ok((recording.finish()?, status))

@@ -27,7 +27,7 @@ use perfctr::{Event, Provider};
 use self::counter::Source;
 use self::recorder::Recorder;
 use crate::events::{EventList, EventParser, every};
-use crate::host::{Hypervisor, only};
+use crate::host::{Collector, Hypervisor, KernelList, only};
 use crate::info::Here;
 use crate::profile::{Machine, Place, Profile};
 use crate::program::tracer::{self, Followed};
@@ -89,6 +89,10 @@ pub struct Options {
     /// none, Xen is asked for the names.
     #[arg(long, value_name = "FILE", requires = "host")]
     xen_syms: Option<PathBuf>,
+    /// Finds the functions of a domain's kernel in this copy of its /proc/kallsyms, as root reads
+    /// it in that domain. May be given once for each domain.
+    #[arg(long, value_name = "DOMAIN=FILE", requires = "host")]
+    guest_symbols: Vec<KernelList>,
     /// The program and its arguments.
     #[arg(
         value_name = "CMD",
@@ -174,8 +178,10 @@ fn of_host(
     let event = only(events)?;
     let hypervisor = Hypervisor::with_file(options.xen_syms.as_deref())?;
     let profile = options.profile("xen".to_owned(), &event);
+    let mut collector = Collector::new(hypervisor, profile);
+    options.guest_symbols.iter().try_for_each(|list| collector.name_kernel(list))?;
     let cpus = options.cpus.as_ref();
-    let (profile, status) = host::run(target, event, cpus, hypervisor, profile, signals)?;
+    let (profile, status) = host::run(target, event, cpus, collector, signals)?;
     Ok((vec![profile], status))
 }
 

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use inferno::flamegraph::color::{MultiPalette, Palette};
+use inferno::flamegraph::color::{Color, PaletteMap};
 
 use self::symbols::Named;
 use crate::perf_data;
@@ -195,16 +195,19 @@ fn functions<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = &
 }
 
 /// Returns a line for each stack: thread and functions, the outermost first, and the number of
-/// samples. The layer of a host's functions is before them. A mark is put behind the words of each
-/// layer.
-fn folded(profile: &Profile, names: &[Named], mark: impl Fn(Layer) -> &'static str) -> String {
+/// samples. The layer of a host's functions is before them. A mark is put behind the thread, for
+/// which the layer is `None`, and behind each word of a layer.
+fn folded(
+    profile: &Profile,
+    names: &[Named],
+    mark: impl Fn(Option<Layer>) -> &'static str,
+) -> String {
     let line = |stack: &Stack| {
         let layer = layer(profile, stack);
-        let mark = layer.map_or("", &mark);
         let words = layer.map(|layer| layer.name().to_owned()).into_iter();
         let words = words.chain(functions(names, stack).map(str::to_owned));
-        let words = words.map(|word| word + mark);
-        let words = [thread(profile, stack)].into_iter().chain(words);
+        let words = words.map(|word| word + mark(layer));
+        let words = [thread(profile, stack) + mark(None)].into_iter().chain(words);
         // The separators may not be in the names.
         let words: Vec<String> = words.map(|word| word.replace([';', '\n'], ":")).collect();
         format!("{} {}\n", words.join(";"), stack.samples)
@@ -217,14 +220,42 @@ fn folded(profile: &Profile, names: &[Named], mark: impl Fn(Layer) -> &'static s
 /// The colours of a host's layers.
 const COLOURS: &str = "orange: hypervisor, blue: kernels, green: user mode";
 
-/// Returns the mark by which the palette for Java gives the functions of a layer their colour. It
-/// is not in the picture.
-fn mark(layer: Layer) -> &'static str {
+/// Returns the mark by which a word of a layer, or a virtual CPU, gets its colour. Functions of
+/// several layers may have the same name. It is one of those that are not in the picture.
+fn mark(layer: Option<Layer>) -> &'static str {
     match layer {
-        Layer::Hypervisor => "_[k]",
-        Layer::Kernel => "_[i]",
-        Layer::User => "_[j]",
+        Some(Layer::Hypervisor) => "_[k]",
+        Some(Layer::Kernel) => "_[i]",
+        Some(Layer::User) => "_[j]",
+        None => "_[w]",
     }
+}
+
+/// Returns the colour of a marked word. Neighbours of one layer have different shades of it.
+fn colour(word: &str) -> Color {
+    let hash = word.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31) + u32::from(byte));
+    let shade = (hash % 48) as u8;
+    let is_marked = |layer| word.ends_with(mark(Some(layer)));
+    let [r, g, b] = if is_marked(Layer::Hypervisor) {
+        [232 + shade / 4, 128 + shade, 48 + shade]
+    } else if is_marked(Layer::Kernel) {
+        [96 + shade, 152 + shade, 232 + shade / 4]
+    } else if is_marked(Layer::User) {
+        [112 + shade, 192 + shade, 96 + shade]
+    } else {
+        [208; 3]
+    };
+    Color { r, g, b }
+}
+
+/// Returns the colours of all words of a host's folded stacks, and of the box below them.
+fn colours(folded: &str) -> PaletteMap {
+    let mut colours = PaletteMap::default();
+    let stacks = folded.lines().filter_map(|line| line.rsplit_once(' '));
+    for word in stacks.flat_map(|(stack, _)| stack.split(';')).chain([""]) {
+        colours.insert(word, colour(word));
+    }
+    colours
 }
 
 fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
@@ -232,11 +263,17 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     let mut options = inferno::flamegraph::Options::default();
     options.title = harmless(&profile.command.join(" "));
     options.subtitle = Some(summary(profile));
-    if profile.host.is_some() {
-        options.colors = Palette::Multi(MultiPalette::Java);
+    let mut picture = Vec::new();
+    let mut of_layers;
+    let text = if profile.host.is_some() {
+        let text = folded(profile, names, mark);
+        of_layers = colours(&text);
+        options.palette_map = Some(&mut of_layers);
         options.subtitle = Some(format!("{}; {COLOURS}", summary(profile)));
-    }
-    let (text, mut picture) = (folded(profile, names, mark), Vec::new());
+        text
+    } else {
+        folded(profile, names, |_| "")
+    };
     inferno::flamegraph::from_lines(&mut options, text.lines(), &mut picture)?;
     Ok(picture)
 }
@@ -298,7 +335,7 @@ mod tests {
     fn stacks_are_folded_from_the_outermost_on() {
         let (profile, names) = profile();
         assert_eq!(
-            folded(&profile, &names, mark),
+            folded(&profile, &names, |_| ""),
             "7 one;main;f;g:<inlined> 3\n8 two;f 2\n8 two;main;f;g:<inlined> 1\n"
         );
     }
@@ -374,10 +411,12 @@ mod tests {
         let [red, green, blue] = colour("schedule");
         assert!(red > green && green > blue, "orange");
         let [red, green, blue] = colour("do_idle");
-        assert!(red < green && red < blue, "blue");
+        assert!(red < green && green < blue, "blue");
         let [red, green, blue] = colour("[user mode of domain 3]");
         assert!(red < green && blue < green, "green");
-        assert!(text.contains(COLOURS) && !text.contains("_[k]"));
+        let [red, green, blue] = colour("Domain-0 vCPU 1");
+        assert!(red == green && green == blue, "a virtual CPU is of no layer");
+        assert!(text.contains(COLOURS) && !text.contains("_["));
     }
 
     #[test]

@@ -10,9 +10,9 @@ use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
 use ratatui::text::Line;
-use ratatui::widgets::{Row, Table};
+use ratatui::widgets::{Cell, Row, Table};
 
-use super::{Options, Screen};
+use super::{APART, Options, Screen, number};
 use crate::events::every;
 use crate::host::{Collector, Hypervisor, only};
 use crate::info::Here;
@@ -156,10 +156,12 @@ impl<S: Source> Screen for View<S> {
         frame.render_widget(Line::from(summary(&self.profile) + &missed), head);
         let all = self.profile.samples();
         let titles = self.keys.iter().map(|key| key.heading());
-        let titles = ["samples".to_owned(), "%".to_owned()].into_iter().chain(titles);
-        let cells = |(cells, samples): (Vec<String>, u64)| {
-            let numbers = [samples.to_string(), percent(samples, all)];
-            Row::new(numbers.into_iter().chain(cells))
+        let line = |numbers: [String; 2], words: Vec<String>| {
+            Row::new(numbers.map(number).into_iter().chain(words.into_iter().map(Cell::from)))
+        };
+        let titles = line(["samples".to_owned(), "%".to_owned()], titles.collect()).bold();
+        let cells = |(words, samples): (Vec<String>, u64)| {
+            line([samples.to_string(), percent(samples, all)], words)
         };
         let width = |key: &Key| match key {
             Key::Cpu => Constraint::Length(4),
@@ -170,7 +172,7 @@ impl<S: Source> Screen for View<S> {
         let widths = [Constraint::Length(8), Constraint::Length(6)];
         let widths = widths.into_iter().chain(self.keys.iter().map(width));
         let shown = ordered(&self.profile, &self.names, &self.keys).into_iter().skip(first);
-        let table = Table::new(shown.map(cells), widths).header(Row::new(titles).bold());
+        let table = Table::new(shown.map(cells), widths).header(titles).column_spacing(APART);
         frame.render_widget(table, rows);
         let what = match self.is_of_host() {
             true => "q ends, f shows functions, d domains, p physical CPUs; arrows scroll",
@@ -280,19 +282,19 @@ mod tests {
         let lines = shown(&view);
         let starts = [
             "4 samples of 2 vCPUs, one every 10000 cycles, from xen",
-            "samples  %      layer      domain           symbol",
-            "3        75.00  kernel     domain 4         [kernel of domain 4]",
-            "1        25.00  user       domain 3         [user mode of domain 3]",
+            " samples       %  layer       domain            symbol",
+            "       3   75.00  kernel      domain 4          [kernel of domain 4]",
+            "       1   25.00  user        domain 3          [user mode of domain 3]",
             "",
             "q ends, f shows functions, d domains, p physical CPUs; arrows scroll",
         ];
         assert_eq!(lines, starts);
         assert!(!view.key(KeyCode::Char('d')).unwrap(), "the samples stay");
         let by_domain = shown(&view);
-        assert!(by_domain[1].ends_with("domain           layer"), "{by_domain:?}");
-        assert_eq!(by_domain[2], "3        75.00  domain 4         kernel");
+        assert!(by_domain[1].ends_with("domain            layer"), "{by_domain:?}");
+        assert_eq!(by_domain[2], "       3   75.00  domain 4          kernel");
         view.key(KeyCode::Char('p')).unwrap();
-        assert_eq!(shown(&view)[2], "3        75.00  0    kernel     domain 4");
+        assert_eq!(shown(&view)[2], "       3   75.00  0     kernel      domain 4");
         view.key(KeyCode::Char('f')).unwrap();
         assert_eq!(shown(&view), starts);
     }

@@ -25,16 +25,18 @@ const FLAGS_SEPARATOR: &str = "\x1f";
 
 /// Builds the guest's first program.
 pub fn init() -> Result<PathBuf> {
-    Ok(programs("testbed-init")?.join("testbed-init"))
+    program("testbed-init", "testbed-init")
 }
 
 /// The package whose programs are measured. They are optimised as a user's programs are.
 const MEASURED: &str = "benches";
 
-/// Builds every program of a package for the guest; returns the directory with them.
-pub fn programs(package: &str) -> Result<PathBuf> {
+/// Builds a program of a package for the guest; returns its path. The package's other programs are
+/// left as they are, since to link all of them takes minutes.
+pub fn program(package: &str, name: &str) -> Result<PathBuf> {
     let profile = if package == MEASURED { "release" } else { "guest" };
-    build(profile, &["--package", package], "target/guest", STATIC)
+    let what = ["--package", package, "--bin", name];
+    Ok(build(profile, &what, "target/guest", STATIC)?.join(name))
 }
 
 /// Builds a package with its shared libraries and these features, for any machine with the

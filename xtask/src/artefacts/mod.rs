@@ -2,7 +2,6 @@
 //! Artefacts, which are built or fetched before a machine can boot or a check can look at them.
 
 pub mod bochs;
-pub mod browser;
 pub mod c_library;
 pub mod command;
 pub mod counts;
@@ -26,4 +25,5 @@ pub mod rustobj;
 pub mod shim;
 pub mod source;
 pub mod sysroot;
+pub mod viewers;
 pub mod xen;

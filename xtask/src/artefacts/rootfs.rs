@@ -402,6 +402,12 @@ const PROMETHEUS: &[&str] = &["prometheus"];
 /// Its tool, documents, and files of services.
 const PROMETHEUS_LEFT_OUT: &[&str] = &["usr/bin/promtool", "usr/share", "etc", "var"];
 
+/// Small programs in one, among them a web server, which needs no library.
+const BUSYBOX: &[&str] = &["busybox-static"];
+
+/// Documents.
+const BUSYBOX_LEFT_OUT: &[&str] = &["usr/share"];
+
 /// Makes the archive with the userland.
 pub fn rootfs() -> Result<PathBuf> {
     let key = Key::new("rootfs 2").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
@@ -489,6 +495,11 @@ pub fn prometheus() -> Result<PathBuf> {
 /// has what they need.
 pub fn tenant() -> Result<PathBuf> {
     tree("tenant", TENANT, TENANT_LEFT_OUT)
+}
+
+/// Gets the program that is many small programs.
+pub fn busybox() -> Result<PathBuf> {
+    Ok(tree("busybox", BUSYBOX, BUSYBOX_LEFT_OUT)?.join("usr/bin/busybox"))
 }
 
 /// Makes a directory tree of what is in these packages, but for some paths.

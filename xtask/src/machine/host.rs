@@ -75,7 +75,7 @@ pub fn layer(
         archive.file(path.trim_start_matches('/'), 0o644, &content)?;
     }
     for (package, program) in [("vm-tests", DISTURBER), ("cli", COMMAND)] {
-        let content = fs::read(guest::programs(package)?.join(program))?;
+        let content = fs::read(guest::program(package, program)?)?;
         archive.file(&format!("{GUEST}/{program}"), 0o755, &content)?;
     }
     archive.file(&format!("{GUEST}/kernel"), 0o644, &fs::read(guests.for_qemu())?)?;

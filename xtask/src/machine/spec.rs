@@ -154,7 +154,7 @@ impl Spec {
 
     /// Puts a program of one of the project's packages into `/work`.
     pub fn add_program(&mut self, package: &str, program: &str) -> Result<()> {
-        let path = guest::programs(package)?.join(program);
+        let path = guest::program(package, program)?;
         self.files.push((path, format!("/work/{program}")));
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! of `tests/vm`, both have the same name.
 
 mod book;
-mod browser;
+pub mod browser;
 pub mod changed;
 mod domains;
 mod driver;
@@ -27,17 +27,20 @@ mod pcpus;
 mod perf;
 mod perf_data;
 mod perf_test;
+pub mod pictures;
 mod pmu;
 mod programs;
 mod providers;
 pub mod readme;
 pub mod report;
 mod rr;
+mod screenshot;
 pub mod shard;
 mod shim;
 mod stat;
 mod system;
 pub mod tenants;
+mod terminal;
 mod testbed;
 mod versions;
 mod vm_fuzz;
@@ -109,6 +112,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("vmx-kvm", "lifecycle-vmx-kvm", driver::lifecycle),
     Suite::beside("vmx", vmx::brief),
     Suite::vm("system", system::run),
+    Suite::long("pictures", pictures::run),
     Suite::vm("domains", domains::run),
     Suite::vm("stat", stat::run),
     Suite::vm("gate", gate::run),

@@ -15,7 +15,7 @@ use crate::tools::sh;
 const BEGIN: &str = "<!-- cargo xtask readme writes this -->";
 const END: &str = "<!-- until here -->";
 /// The picture's file.
-const PICTURE: &str = "docs/flame-graph.svg";
+pub const PICTURE: &str = "docs/flame-graph.svg";
 
 /// How the program is compiled: each caller has to be seen in its stack.
 pub const FLAGS: [&str; 2] = ["-O2", "-fno-optimize-sibling-calls"];

@@ -202,7 +202,7 @@ fn beside_control(kind: &str) -> Result<Spec> {
         .into();
     files.push(("work".to_owned(), programs::files(programs::COMMANDS)?));
     files.push(("work/counters".to_owned(), counters_test()?));
-    files.push(("work/rr".to_owned(), guest::programs("vm-tests")?.join("rr")));
+    files.push(("work/rr".to_owned(), guest::program("vm-tests", "rr")?));
     tenants::add_tenant(&mut spec, "rr", &files)?;
     // The control domain holds the tenant that it saves as a file, too, in half of its memory. A
     // tenant that is migrated is there twice.

@@ -35,7 +35,7 @@ pub fn run(report: &mut Report) -> Result<()> {
         });
         if report.volume == Volume::Long {
             report.test(&format!("Chromium draws what was recorded with {provider}"), || {
-                browser::opens(&out.join("report.svg"))
+                browser::opens(&out.join("report.svg"), &format!("stat-{provider}")).map(drop)
             });
         }
     }

@@ -142,7 +142,7 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     spec.hypervisor()?.add("dom0_max_vcpus=1");
     spec.timeout = Duration::from_secs(1800);
     spec.add_program("vm-tests", "tenants")?;
-    let program = (inside, guest::programs("benches")?.join(program));
+    let program = (inside, guest::program("benches", program)?);
     add_tenant(&mut spec, "tenants", &[program])?;
     Ok(spec)
 }
@@ -196,6 +196,21 @@ pub(super) fn add_tenant(
     Ok(())
 }
 
+/// Adds what a network of the control domain and a tenant needs. Returns what the tenant needs for
+/// it, as (path in the tenant, path here).
+pub(super) fn add_network(spec: &mut Spec) -> Result<Vec<(String, PathBuf)>> {
+    let modules = kernel::kernel()?.modules.join("drivers/net");
+    let busybox = rootfs::busybox()?;
+    spec.files.push((busybox.clone(), "/usr/bin/busybox".into()));
+    let back = modules.join("xen-netback/xen-netback.ko");
+    spec.files.push((back, "/usr/lib/perfctr/xen-netback.ko".into()));
+    let front = modules.join("xen-netfront.ko");
+    Ok(vec![
+        ("usr/bin/busybox".to_owned(), busybox),
+        ("usr/lib/perfctr/xen-netfront.ko".to_owned(), front),
+    ])
+}
+
 /// Returns the module by which a tenant's programs make hypercalls, and its place in the tenant.
 pub(super) fn privcmd() -> Result<(String, PathBuf)> {
     let module = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
@@ -212,7 +227,7 @@ fn archive(
     let module = guest::module(&kernel::kernel()?, purpose)?;
     let path = cache::root()?.join(format!("work/{name}.cpio"));
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
-    let program = guest::programs("vm-tests")?.join(program);
+    let program = guest::program("vm-tests", program)?;
     archive.file("init", 0o755, &fs::read(program)?)?;
     for link in rootfs::MERGED {
         archive.symlink(link, format!("usr/{link}").as_bytes())?;

@@ -107,7 +107,7 @@ type Of = fn(Machine, &mut Costs) -> Result<()>;
 
 fn on_this_machine() -> Result<()> {
     println!("on this machine, one reading");
-    print!("{}", sh::output(&mut Command::new(guest::programs("benches")?.join("tsc-ratio")))?);
+    print!("{}", sh::output(&mut Command::new(guest::program("benches", "tsc-ratio")?))?);
     Ok(())
 }
 

@@ -5,6 +5,9 @@
 //! threads that measure and sample regions of known length while everything moves under them. The
 //! programs themselves compare every reading, and every overflow, with the truth; see `counting`
 //! and `overflow` in `tests/vm/src/bin`.
+//!
+//! With `--system` it shows one profile of a whole host instead, from applications to the
+//! hypervisor; see `pictures` there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +18,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::machine::{self, HostLinux, Spec, Status};
-use crate::suites::{kvm, tenants};
+use crate::suites::{browser, kvm, pictures, tenants};
 use crate::tools::cache;
 
 /// The programs in the control domain. Each leaves a report of its name, in which each of the
@@ -72,12 +75,19 @@ pub struct Args {
     /// Start all random sequences, of the topologies pv, amd-pv and vmx-pv, from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Sample a host instead on which web servers are under load, in a PV guest and in a PVH tenant
+    /// on an AMD CPU, and draw its layers in a browser. Fails if any layer of a guest is missing.
+    #[arg(long, conflicts_with_all = ["report", "topology", "host_linux", "seed"])]
+    system: bool,
 }
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
     args.host_linux.choose();
     let out = cache::root()?.join("demo");
+    if args.system {
+        return whole_host(&out);
+    }
     let (mut spec, programs) = match args.topology {
         Kind::Pv => (spec("pv", args.seed)?, &PV),
         Kind::AmdPv => {
@@ -105,6 +115,26 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .with_context(|| format!("cannot write the report {}", report.display()))?;
     }
     Ok(if outcome.status == Status::Exited(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Samples a host under load, and opens the flame graph of all its layers.
+fn whole_host(out: &Path) -> Result<ExitCode> {
+    let mut spec = pictures::spec(out)?;
+    spec.stream = true;
+    let outcome = machine::run(&spec)?;
+    if let Some(reason) = outcome.explain() {
+        eprintln!("xtask demo: {reason}");
+    }
+    if outcome.status != Status::Exited(0) {
+        return Ok(ExitCode::FAILURE);
+    }
+    let picture = out.join("host.svg");
+    let opened = browser::opens(&picture, "demo-system")?;
+    let samples = pictures::layers(&opened)?;
+    println!("\nsamples that Chromium has drawn:\n{}", pictures::table(&samples));
+    println!("flame graph, for any browser: {}", picture.display());
+    println!("screenshot: {}", opened.screenshot.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Merges the programs' reports into one flat JSON object.

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The tenant's part: it serves pages, and asks for those of the control domain when it is told.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use vm_tests::toolstack::{hear, live, say};
+
+use crate::{network, web};
+
+/// Runs as the tenant's first program.
+pub fn run() -> Result<ExitCode> {
+    live(|| {
+        network::connect()?;
+        let _server = web::serve()?;
+        say(&json!("ready"));
+        web::answers(network::CONTROL)?;
+        loop {
+            let seconds = hear()?.as_u64().context("a number of seconds expected")?;
+            say(&json!(web::pages(network::CONTROL, seconds)?));
+        }
+    })
+}
