@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use perfctr::host::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Xen};
+use perfctr::host::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Places, Xen};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Error, Event};
 use shared_abi::read::Counters;
@@ -88,12 +88,13 @@ impl Collector {
     }
 
     /// Begins to sample all physical CPUs, or only these.
-    pub fn begin(&mut self, event: Event, cpus: Option<&[u32]>) -> Result<()> {
+    pub fn begin(&mut self, event: Event, cpus: Option<&[u32]>, places: Places) -> Result<()> {
         self.clock = Clock::now();
-        let rings = HostSamples::start(Xen::open()?, event, cpus)?;
+        let rings = HostSamples::start(Xen::open()?, event, cpus, places)?;
         if let Some(host) = &mut self.profile.host {
             host.cpus = rings.cpus().collect();
             host.tsc = self.clock.tsc;
+            host.at_guests = places == Places::Guest;
         }
         self.taker = Some(Taker::new(rings)?);
         Ok(())
@@ -184,8 +185,8 @@ struct Modules {
     hypervisor: Hypervisor,
     /// Those domains' kernels whose functions are known.
     kernels: BTreeMap<u32, Kernel>,
-    found: Vec<(Layer, u32)>,
-    indices: HashMap<(Layer, u32), u32>,
+    found: Vec<(Mode, u32)>,
+    indices: HashMap<(Mode, u32), u32>,
 }
 
 impl Modules {
@@ -198,9 +199,8 @@ impl Modules {
     fn index_of(&mut self, sample: &HostSample) -> u32 {
         let place = match sample.mode {
             // It is the same for all domains.
-            Mode::Hypervisor => (Layer::Hypervisor, 0),
-            Mode::Kernel => (Layer::Kernel, sample.domain),
-            Mode::User => (Layer::User, sample.domain),
+            Mode::Hypervisor => (Mode::Hypervisor, 0),
+            of_domain => (of_domain, sample.domain),
         };
         *self.indices.entry(place).or_insert_with(|| {
             self.found.push(place);
@@ -210,24 +210,33 @@ impl Modules {
 
     /// Returns all modules so far, with the functions that the profile's frames are in.
     fn named(&self, profile: &Profile) -> Vec<Module> {
-        let module = |(n, &(layer, domain)): (usize, &(Layer, u32))| {
+        let module = |(n, &(mode, domain)): (usize, &(Mode, u32))| {
             let addresses = profile.frames.iter().filter(|frame| frame.module == Some(n as u32));
             let addresses: BTreeSet<u64> = addresses.map(|frame| frame.address).collect();
             let place = |path: String| Module::new(path.as_ref(), Facts::default());
-            let mut module = match layer {
-                Layer::Hypervisor => self.hypervisor.module(&addresses),
-                Layer::Kernel => {
-                    let mut kernel = place(kernel_of(domain));
-                    let known = self.kernels.get(&domain);
-                    kernel.symbols = known.map_or_else(Vec::new, |own| own.functions(&addresses));
-                    kernel
-                }
-                Layer::User => place(format!("[user mode of domain {domain}]")),
+            let mut module = match mode {
+                Mode::Hypervisor => self.hypervisor.module(&addresses),
+                Mode::Kernel => place(kernel_of(domain)),
+                Mode::User => place(format!("[user mode of domain {domain}]")),
+                Mode::ForKernel => place(format!("[Xen for {}", &kernel_of(domain)[1..])),
+                Mode::ForUser => place(format!("[Xen for user mode of domain {domain}]")),
             };
-            module.layer = Some(layer);
+            if let (Mode::Kernel | Mode::ForKernel, Some(own)) = (mode, self.kernels.get(&domain)) {
+                module.symbols = own.functions(&addresses);
+            }
+            module.layer = Some(layer_of(mode));
             module
         };
         self.found.iter().enumerate().map(module).collect()
+    }
+}
+
+/// Returns the layer that executes in a mode.
+fn layer_of(mode: Mode) -> Layer {
+    match mode {
+        Mode::Hypervisor | Mode::ForKernel | Mode::ForUser => Layer::Hypervisor,
+        Mode::Kernel => Layer::Kernel,
+        Mode::User => Layer::User,
     }
 }
 

@@ -108,6 +108,9 @@ pub struct Host {
     pub tsc: u64,
     /// Ticks of that counter in a second.
     pub tsc_per_second: u64,
+    /// Whether samples of the hypervisor have the place where its guest was left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_guests: bool,
 }
 
 /// Who executes code on a host.
@@ -558,6 +561,7 @@ mod tests {
             cpus: vec![0, 3],
             tsc: u64::MAX,
             tsc_per_second: 1,
+            at_guests: true,
         });
         of_host.modules[0].layer = Some(Layer::Hypervisor);
         of_host.modules[0].symbols = vec![Symbol { start: 1, end: u64::MAX, name: "f".into() }];

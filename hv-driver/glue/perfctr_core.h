@@ -29,7 +29,7 @@
 /*
  * Bytes of storage of a physical CPU's samples, all zeroes at first.
  */
-#define PERFCTR_RING_BYTES 131104
+#define PERFCTR_RING_BYTES 131112
 
 /*
  * Bytes of a vCPU's account, all zeroes at first.
@@ -468,7 +468,13 @@ bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_maske
  */
 uint32_t perfctr_core_nmi(const struct perfctr_core_cpu *cpu,
                           const struct perfctr_core_ring *ring,
-                          struct perfctr_hv_sample *at);
+                          struct perfctr_hv_sample *at,
+                          const struct perfctr_hv_place *left);
+
+/*
+ * Returns whether samples in `ring` say where guests were left; a ring that is null has none.
+ */
+bool perfctr_core_is_at_guests(const struct perfctr_core_ring *ring);
 
 /*
  * Begins a session of samples; returns 0 or a negative error number.  C holds its lock.

@@ -13,7 +13,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT};
 use shared_abi::config::MODE_SAMPLING;
-use shared_abi::hypercall::{HvProfile, HvSample, HvSamples, PROFILE_LEASE_MS, PROFILE_PERIOD_MIN};
+use shared_abi::hypercall::{
+    HvPlace, HvProfile, HvSample, HvSamples, PLACE_KERNEL, PLACE_USER, PROFILE_AT_GUESTS,
+    PROFILE_LEASE_MS, PROFILE_PERIOD_MIN, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER, SAMPLE_HYPERVISOR,
+};
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot};
 
@@ -57,6 +60,8 @@ impl Record {
 pub struct SampleRing {
     /// Unit: events.
     period: AtomicU64,
+    /// `PROFILE_*` bits.
+    flags: AtomicU64,
     lost: AtomicU64,
     /// Number of samples that were ever written, and that were ever taken.
     written: AtomicU64,
@@ -65,6 +70,12 @@ pub struct SampleRing {
 }
 
 impl SampleRing {
+    /// Returns whether samples of the hypervisor say where its guest was left.
+    #[must_use]
+    pub fn is_at_guests(&self) -> bool {
+        self.flags.load(Relaxed) & PROFILE_AT_GUESTS != 0
+    }
+
     /// Adds a sample, or counts it as lost if there is no room.
     fn add(&self, sample: &HvSample) {
         let written = self.written.load(Relaxed);
@@ -107,9 +118,9 @@ impl Driver {
     /// `INVAL` the period is too short or too long, or no physical CPU is named; those of
     /// [`ConfigError`](shared_abi::ConfigError).
     pub fn accepts_profile(&self, profile: &HvProfile) -> Result<(), Errno> {
-        let HvProfile { evntsel, period, cpus, reserved } = *profile;
+        let HvProfile { evntsel, period, cpus, flags } = *profile;
         let periods = PROFILE_PERIOD_MIN..=PERIOD_EVENTS_MAX;
-        if !periods.contains(&period) || cpus == 0 || reserved != 0 {
+        if !periods.contains(&period) || cpus == 0 || flags & !PROFILE_AT_GUESTS != 0 {
             return Err(Errno::INVAL);
         }
         // A guest could count the event with its first counter.
@@ -161,8 +172,9 @@ impl Driver {
     }
 
     /// Handles a non-maskable interrupt of the CPU whose PMU, expected interrupts of the host's
-    /// counter, and ring these are.  `at` is where it was; its time is set here.  Returns whether
-    /// the interrupt was that counter's.
+    /// counter, and ring these are.  `at` is where it was; its time is set here.  `left` is where
+    /// the current guest was left, as far as that is known, if the ring is
+    /// [`at guests`](SampleRing::is_at_guests).  Returns whether the interrupt was that counter's.
     ///
     /// It may be called at any moment, also while the core executes.
     pub fn sample(
@@ -171,6 +183,7 @@ impl Driver {
         expected: &ExpectedInterrupts,
         ring: Option<&SampleRing>,
         at: &mut HvSample,
+        left: &HvPlace,
     ) -> bool {
         let (Some(slot), Some(ring)) = (self.profile, ring) else {
             return expected.explains(&self.caps, pmu);
@@ -184,6 +197,9 @@ impl Driver {
             self.stop_counter(pmu, slot);
             expected.expect(0, false, at.tsc);
             return true;
+        }
+        if ring.is_at_guests() {
+            move_to_guest(at, left);
         }
         ring.add(at);
         let period = ring.period.load(Relaxed).max(1);
@@ -219,6 +235,19 @@ impl Driver {
     }
 }
 
+/// Has a sample of the hypervisor say where its guest was left.  Nothing is left while the physical
+/// CPU has nothing to do.
+fn move_to_guest(at: &mut HvSample, left: &HvPlace) {
+    let mode = match left.mode {
+        PLACE_KERNEL => SAMPLE_FOR_KERNEL,
+        PLACE_USER => SAMPLE_FOR_USER,
+        _ => return,
+    };
+    if at.mode == SAMPLE_HYPERVISOR {
+        (at.mode, at.ip) = (mode, left.ip);
+    }
+}
+
 impl<P: Pmu> Cpu<'_, P> {
     /// Begins to sample this CPU, whose ring and expected interrupts of the host's counter these
     /// are.  `profile` is what [`Driver::accepts_profile`] has accepted.
@@ -233,6 +262,7 @@ impl<P: Pmu> Cpu<'_, P> {
         let (Some(slot), true) = (self.driver.profile, self.pcpu.counts()) else { return false };
         let Some(evntsel) = self.driver.registers.evntsel(slot) else { return false };
         ring.period.store(profile.period, Relaxed);
+        ring.flags.store(profile.flags, Relaxed);
         self.driver.stop_counter(self.pmu, slot);
         self.driver.start_counter(self.pmu, slot, profile.period);
         expected.expect(slot.bit(), false, self.pmu.clock());
@@ -256,7 +286,7 @@ mod tests {
     use core::cell::{Cell, RefCell};
 
     use shared_abi::caps::CAPS_GUEST_ONLY;
-    use shared_abi::hypercall::{SAMPLE_HYPERVISOR, SAMPLES_MAX};
+    use shared_abi::hypercall::{PLACE_NONE, SAMPLES_MAX};
     use shared_abi::read::Counters;
     use zerocopy::FromZeros;
 
@@ -280,6 +310,8 @@ mod tests {
     const WIDTH: u64 = 1 << 48;
     /// Instructions in ring 0 and elsewhere.
     const INSTRUCTIONS: u64 = 0x43_00c0;
+    const PROFILE: HvProfile =
+        HvProfile { evntsel: INSTRUCTIONS, period: PERIOD, cpus: u64::MAX, flags: 0 };
     const AT: HvSample =
         HvSample { tsc: 0, ip: 0xffff_82d0, domain: 3, vcpu: 1, mode: SAMPLE_HYPERVISOR, cpu: 7 };
 
@@ -330,8 +362,8 @@ mod tests {
 
     fn ring() -> Box<SampleRing> {
         let records = [const { Record([const { AtomicU64::new(0) }; 4]) }; RECORDS];
-        let [period, lost, written, taken] = [const { AtomicU64::new(0) }; 4];
-        Box::new(SampleRing { period, lost, written, taken, records })
+        let [period, flags, lost, written, taken] = [const { AtomicU64::new(0) }; 5];
+        Box::new(SampleRing { period, flags, lost, written, taken, records })
     }
 
     fn nehalem() -> Identity {
@@ -379,10 +411,16 @@ mod tests {
 
         fn start(&mut self) -> bool {
             let Self { driver, pcpu, pmu, expected, ring } = self;
-            let profile =
-                HvProfile { evntsel: INSTRUCTIONS, period: PERIOD, cpus: u64::MAX, reserved: 0 };
-            driver.accepts_profile(&profile).unwrap();
-            Cpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &profile)
+            driver.accepts_profile(&PROFILE).unwrap();
+            Cpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &PROFILE)
+        }
+
+        /// Has samples of the hypervisor say where guests were left.
+        fn go_to_guests(&mut self) {
+            let profile = HvProfile { flags: PROFILE_AT_GUESTS, ..PROFILE };
+            self.driver.accepts_profile(&profile).unwrap();
+            let Self { driver, pcpu, pmu, expected, ring } = self;
+            Cpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &profile);
         }
 
         fn stop(&mut self) {
@@ -391,8 +429,11 @@ mod tests {
         }
 
         fn nmi(&self) -> bool {
-            let mut at = AT;
-            self.driver.sample(&self.pmu, &self.expected, Some(&self.ring), &mut at)
+            self.nmi_at(AT, &HvPlace::default())
+        }
+
+        fn nmi_at(&self, mut at: HvSample, left: &HvPlace) -> bool {
+            self.driver.sample(&self.pmu, &self.expected, Some(&self.ring), &mut at, left)
         }
 
         fn take(&self) -> Result<HvSamples, Errno> {
@@ -451,6 +492,31 @@ mod tests {
         assert!(host.start());
         // Neither HostOnly nor GuestOnly (APM volume 2, 13.2.1).
         assert_eq!(host.pmu.held(last), INSTRUCTIONS | 1 << 20 | 1 << 22);
+    }
+
+    #[test]
+    fn the_hypervisors_samples_are_where_the_guest_was_left_if_that_is_wanted() {
+        let left = |mode| HvPlace { mode, ip: 0x4000, ..HvPlace::default() };
+        let user = HvSample { mode: PLACE_USER, ip: 0x5000, ..AT };
+        let mut host = Host::sampling();
+        let sampled = |host: &Host, at, left: &HvPlace| {
+            host.pmu.executes(WIDTH - host.pmu.held(COUNTER));
+            assert!(host.nmi_at(at, left));
+            let sample = host.take().unwrap().sample[0];
+            (sample.mode, sample.ip)
+        };
+        assert_eq!(sampled(&host, AT, &left(PLACE_USER)), (SAMPLE_HYPERVISOR, AT.ip));
+        host.go_to_guests();
+        for (mode, expected) in [
+            (PLACE_KERNEL, (SAMPLE_FOR_KERNEL, 0x4000)),
+            (PLACE_USER, (SAMPLE_FOR_USER, 0x4000)),
+            (PLACE_NONE, (SAMPLE_HYPERVISOR, AT.ip)),
+        ] {
+            assert_eq!(sampled(&host, AT, &left(mode)), expected);
+        }
+        assert_eq!(sampled(&host, user, &left(PLACE_KERNEL)), (PLACE_USER, 0x5000));
+        host.start();
+        assert_eq!(sampled(&host, AT, &left(PLACE_USER)), (SAMPLE_HYPERVISOR, AT.ip));
     }
 
     #[test]

@@ -1659,7 +1659,7 @@ mod requests {
         (result, domain.done)
     }
 
-    const PROFILE: HvProfile = HvProfile { evntsel: BOTH, period: 10_000, cpus: 1, reserved: 0 };
+    const PROFILE: HvProfile = HvProfile { evntsel: BOTH, period: 10_000, cpus: 1, flags: 0 };
 
     #[test]
     fn the_host_is_sampled_as_the_control_domain_asks() {
@@ -1680,7 +1680,7 @@ mod requests {
             (HvProfile { period: 9_999, ..PROFILE }, Errno::INVAL),
             (HvProfile { period: 1 << 31, ..PROFILE }, Errno::INVAL),
             (HvProfile { cpus: 0, ..PROFILE }, Errno::INVAL),
-            (HvProfile { reserved: 1, ..PROFILE }, Errno::INVAL),
+            (HvProfile { flags: 2, ..PROFILE }, Errno::INVAL),
             (HvProfile { evntsel: BOTH | 1 << 20, ..PROFILE }, Errno::PERM),
             (HvProfile { evntsel: BOTH | 1 << 21, ..PROFILE }, Errno::PERM),
             (HvProfile { evntsel: 0x40_00c0, ..PROFILE }, Errno::INVAL),

@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x5
-#define PERFCTR_ABI_WORD 0x50002
+#define PERFCTR_ABI_MINOR 0x6
+#define PERFCTR_ABI_WORD 0x60002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -80,8 +80,11 @@ typedef int32_t __s32;
 #define PERFCTR_OP_PROFILE_STOP 0xb
 #define PERFCTR_PROFILE_LEASE_MS 0x7d0
 #define PERFCTR_PROFILE_PERIOD_MIN 0x2710
+#define PERFCTR_PROFILE_AT_GUESTS 0x1
 #define PERFCTR_SAMPLES_MAX 0x17
 #define PERFCTR_SAMPLE_HYPERVISOR 0x3
+#define PERFCTR_SAMPLE_FOR_KERNEL 0x4
+#define PERFCTR_SAMPLE_FOR_USER 0x5
 #define PERFCTR_OP_ACCOUNTS_START 0xc
 #define PERFCTR_OP_ACCOUNTS_READ 0xd
 #define PERFCTR_OP_ACCOUNTS_STOP 0xe
@@ -355,13 +358,13 @@ struct perfctr_hv_profile {
 	__u64 evntsel;
 	__u64 period;
 	__u64 cpus;
-	__u64 reserved;
+	__u64 flags;
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_hv_profile) == 32);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, evntsel) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, period) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, cpus) == 16);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, reserved) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, flags) == 24);
 
 struct perfctr_hv_sample {
 	__u64 tsc;

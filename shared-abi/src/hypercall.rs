@@ -275,19 +275,29 @@ pub struct HvProfile {
     pub period: u64,
     /// Bit n stands for physical CPU n.  All bits together also stand for those from number 64 on.
     pub cpus: u64,
-    /// Must be 0.
-    pub reserved: u64,
+    /// 0, or [`PROFILE_AT_GUESTS`].
+    pub flags: u64,
 }
 
 layout!(HvProfile, "perfctr_hv_profile", 32, {
     0 evntsel: "__u64",
     8 period: "__u64",
     16 cpus: "__u64",
-    24 reserved: "__u64",
+    24 flags: "__u64",
 });
+
+/// [`HvProfile::flags`]: where the hypervisor executes for a guest, a sample says at which of its
+/// instructions the guest was left, in place of the hypervisor's.
+pub const PROFILE_AT_GUESTS: u64 = 1 << 0;
 
 /// [`HvSample::mode`]: the hypervisor executed, for [`HvSample::domain`] or while that was idle.
 pub const SAMPLE_HYPERVISOR: u32 = 3;
+/// [`HvSample::mode`]: the hypervisor executed for a guest, whose kernel it was entered from at
+/// [`HvSample::ip`].
+pub const SAMPLE_FOR_KERNEL: u32 = 4;
+/// [`HvSample::mode`]: the hypervisor executed for a guest, whose user mode it was entered from at
+/// [`HvSample::ip`].
+pub const SAMPLE_FOR_USER: u32 = 5;
 
 /// Where a physical CPU was when the event happened that ended a period.
 #[derive(
@@ -303,7 +313,8 @@ pub struct HvSample {
     pub domain: u32,
     /// The number of that vCPU in its domain.
     pub vcpu: u32,
-    /// [`PLACE_USER`], [`PLACE_KERNEL`] or [`SAMPLE_HYPERVISOR`].
+    /// [`PLACE_USER`], [`PLACE_KERNEL`] or [`SAMPLE_HYPERVISOR`].  With [`PROFILE_AT_GUESTS`] also
+    /// [`SAMPLE_FOR_KERNEL`] or [`SAMPLE_FOR_USER`].
     pub mode: u32,
     /// The physical CPU.
     pub cpu: u32,

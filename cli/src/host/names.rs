@@ -81,6 +81,7 @@ impl Hypervisor {
             cpus: Vec::new(),
             tsc: 0,
             tsc_per_second: 0,
+            at_guests: false,
         }
     }
 

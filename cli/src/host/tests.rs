@@ -32,8 +32,8 @@ fn samples_of_a_domain_are_told_apart_by_mode_and_cpu() {
         let tsc = collector.clock.tsc + n as u64;
         collector.add(&HostSample { tsc, ..*sample });
     }
-    let layers = [Layer::Hypervisor, Layer::Kernel, Layer::User];
-    assert_eq!(collector.modules.found, [(layers[0], 0), (layers[1], 3), (layers[2], 3)]);
+    let expected = [(Mode::Hypervisor, 0), (Mode::Kernel, 3), (Mode::User, 3)];
+    assert_eq!(collector.modules.found, expected);
     let profile = collector.profile();
     let who: Vec<_> = profile.threads.iter().map(|thread| (thread.pid, thread.tid)).collect();
     assert_eq!(who, [(0, 1), (3, 1), (IDLE_DOMAIN, 1)]);
@@ -108,29 +108,49 @@ fn other_domains_are_known_by_their_numbers_only() {
     assert_eq!(named, expected);
 }
 
-#[test]
-fn kernels_are_named_by_the_lists_of_their_domains() {
-    let file = std::env::temp_dir().join(format!("perfctr-own-{}", std::process::id()));
+/// Collects these samples, with a list of domain 3's functions. Returns each module with its layer
+/// and its functions.
+fn named_by_list(samples: &[HostSample]) -> Vec<(String, Option<Layer>, String)> {
+    let name = format!("perfctr-own-{}-{}", std::process::id(), samples.len());
+    let file = std::env::temp_dir().join(name);
     std::fs::write(&file, "10 T xennet_poll\n30 T end\n").unwrap();
     let mut collector = Collector::new(hypervisor(), profile());
     let list: KernelList = format!("3={}", file.display()).parse().unwrap();
     collector.name_kernel(&list).unwrap();
     std::fs::remove_file(&file).unwrap();
-    for domain in [0, 3, 4] {
-        collector.add(&sample(Mode::Kernel, domain, 0, 0x20));
-    }
-    let profile = collector.profile();
+    samples.iter().for_each(|sample| collector.add(sample));
     let module = |module: &Module| {
         let names: Vec<String> = module.symbols.iter().map(|one| one.name.clone()).collect();
-        (module.path.clone(), names.join(" "))
+        (module.path.clone(), module.layer, names.join(" "))
     };
+    collector.profile().modules.iter().map(module).collect()
+}
+
+#[test]
+fn kernels_are_named_by_the_lists_of_their_domains() {
+    let samples = [0, 3, 4, 5].map(|domain| sample(Mode::Kernel, domain, 0, 0x20));
     let expected = [
         ("[kernel]", ""),
         ("[kernel of domain 3]", "xennet_poll"),
         ("[kernel of domain 4]", ""),
+        ("[kernel of domain 5]", ""),
     ];
-    let expected = expected.map(|(path, names)| (path.to_owned(), names.to_owned()));
-    assert_eq!(profile.modules.iter().map(module).collect::<Vec<_>>(), expected);
+    let expected =
+        expected.map(|(path, names)| (path.to_owned(), Some(Layer::Kernel), names.to_owned()));
+    assert_eq!(named_by_list(&samples), expected);
+}
+
+#[test]
+fn what_the_hypervisor_executes_for_a_domain_is_at_the_domains_instructions() {
+    let modes = [Mode::Kernel, Mode::ForKernel, Mode::ForUser];
+    let expected = [
+        ("[kernel of domain 3]", Layer::Kernel, "xennet_poll"),
+        ("[Xen for kernel of domain 3]", Layer::Hypervisor, "xennet_poll"),
+        ("[Xen for user mode of domain 3]", Layer::Hypervisor, ""),
+    ];
+    let expected =
+        expected.map(|(path, layer, names)| (path.to_owned(), Some(layer), names.to_owned()));
+    assert_eq!(named_by_list(&modes.map(|mode| sample(mode, 3, 0, 0x20))), expected);
 }
 
 #[test]

@@ -259,6 +259,7 @@ fn of_host(file: bool) -> Profile {
         cpus: vec![0, 6],
         tsc: 5,
         tsc_per_second: 1_000_000_000,
+        at_guests: false,
     });
     let symbol = |start, name: &str| Symbol { start, end: start + 0x20, name: name.into() };
     for (path, layer, address, symbols) in [
@@ -298,6 +299,15 @@ fn of_host(file: bool) -> Profile {
     profile.count_by_samples();
     profile.check().unwrap();
     profile
+}
+
+#[test]
+fn what_guests_cause_is_refused() {
+    let mut profile = of_host(false);
+    encode(std::slice::from_ref(&profile)).unwrap();
+    profile.host.as_mut().unwrap().at_guests = true;
+    let error = encode(&[profile]).unwrap_err().to_string();
+    assert!(error.contains("recorded with --at-guests"), "{error}");
 }
 
 const XENS: u64 = 0xffff_82d0_4020_0000;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use anyhow::Result;
+use perfctr::host::Places;
 use perfctr::{Error, Event};
 
 use crate::host::Collector;
@@ -47,11 +48,12 @@ pub fn run(
     target: Target<'_>,
     event: Event,
     cpus: Option<&Cpus>,
+    places: Places,
     collector: Collector,
     signals: &Signals,
 ) -> Result<(Profile, u8)> {
     let (command, _) = target.parts();
-    let mut recording = Recording { event, cpus, collector, ended: None };
+    let mut recording = Recording { event, cpus, places, collector, ended: None };
     let (status, _) = beside::run(command, None, signals, &mut recording)?;
     Ok((recording.finish()?, status))
 }
@@ -59,6 +61,7 @@ pub fn run(
 struct Recording<'a> {
     event: Event,
     cpus: Option<&'a Cpus>,
+    places: Places,
     collector: Collector,
     /// Why there are no more samples, if it has ended early.
     ended: Option<String>,
@@ -66,7 +69,7 @@ struct Recording<'a> {
 
 impl Beside for Recording<'_> {
     fn begin(&mut self) -> Result<()> {
-        self.collector.begin(self.event, self.cpus.map(|cpus| &*cpus.0))
+        self.collector.begin(self.event, self.cpus.map(|cpus| &*cpus.0), self.places)
     }
 
     fn tick(&mut self) -> Result<()> {

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use perfctr::host::Places;
 use perfctr::{Event, Provider};
 
 use self::counter::Source;
@@ -93,6 +94,10 @@ pub struct Options {
     /// it in that domain. May be given once for each domain.
     #[arg(long, value_name = "DOMAIN=FILE", requires = "host")]
     guest_symbols: Vec<KernelList>,
+    /// Shows what the hypervisor executes for a domain at the domain's own instruction by which it
+    /// was entered, in place of the hypervisor's functions.
+    #[arg(long, requires = "host")]
+    at_guests: bool,
     /// The program and its arguments.
     #[arg(
         value_name = "CMD",
@@ -181,7 +186,8 @@ fn of_host(
     let mut collector = Collector::new(hypervisor, profile);
     options.guest_symbols.iter().try_for_each(|list| collector.name_kernel(list))?;
     let cpus = options.cpus.as_ref();
-    let (profile, status) = host::run(target, event, cpus, collector, signals)?;
+    let places = if options.at_guests { Places::Guest } else { Places::Hypervisor };
+    let (profile, status) = host::run(target, event, cpus, places, collector, signals)?;
     Ok((vec![profile], status))
 }
 

@@ -349,6 +349,7 @@ mod tests {
             cpus: vec![0, 1],
             tsc: 5,
             tsc_per_second: 1_000_000_000,
+            at_guests: false,
         });
         for (n, (path, layer)) in [
             ("[xen]", Layer::Hypervisor),

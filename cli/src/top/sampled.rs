@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use perfctr::host::Places;
 use ratatui::Frame;
 use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::{Constraint, Layout};
@@ -62,7 +63,7 @@ pub fn of_host(options: &Options) -> Result<View<Collector>> {
     let hypervisor = Hypervisor::here()?;
     let profile = Profile::new(Vec::new(), "xen".into(), event.to_string(), event.period());
     let mut collector = Collector::new(hypervisor, profile);
-    collector.begin(event, None)?;
+    collector.begin(event, None, Places::default())?;
     View::new(collector, &options.sort)
 }
 

@@ -37,7 +37,7 @@ pub const VCPU_BYTES: usize = 2432;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 16;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
-pub const RING_BYTES: usize = 131104;
+pub const RING_BYTES: usize = 131112;
 /// Bytes of a vCPU's account, all zeroes at first.
 pub const ACCOUNT_BYTES: usize = 32;
 /// Bytes of the largest argument of a hypercall.
@@ -543,17 +543,25 @@ pub const NMI_GUEST: u32 = 2;
 ///
 /// After `NMI_GUEST`, C has [`perfctr_core_interrupt`] called as soon as interrupts are enabled.
 /// The NMI may have interrupted any other entry there.  `at` is where; its time is set here.
+/// `left` is where the current guest was left if [`perfctr_core_is_at_guests`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_nmi(
     cpu: &CpuObject,
     ring: Option<&SampleRing>,
     at: &mut HvSample,
+    left: &HvPlace,
 ) -> u32 {
-    match cpu.sample(ring, at) {
+    match cpu.sample(ring, at, left) {
         (_, true) => NMI_GUEST,
         (true, false) => NMI_HANDLED,
         (false, false) => NMI_FOREIGN,
     }
+}
+
+/// Returns whether samples in `ring` say where guests were left; a ring that is null has none.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_is_at_guests(ring: Option<&SampleRing>) -> bool {
+    ring.is_some_and(SampleRing::is_at_guests)
 }
 
 /// Begins a session of samples; returns 0 or a negative error number.  C holds its lock.

@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 
 use hv_driver::{Cpu, Driver, ExpectedInterrupts, Pcpu, SampleRing};
-use shared_abi::hypercall::HvSample;
+use shared_abi::hypercall::{HvPlace, HvSample};
 use shared_abi::read::Counters;
 
 use crate::perfctr_glue_cpu;
@@ -47,9 +47,14 @@ impl CpuObject {
     /// See [`Driver::sample`].  Returns whether an NMI that has just come here is the PMU's, and
     /// whether it is also, or only, that of a guest's counter.  May be called at any moment once
     /// the CPU has come up.
-    pub(crate) fn sample(&self, ring: Option<&SampleRing>, at: &mut HvSample) -> (bool, bool) {
+    pub(crate) fn sample(
+        &self,
+        ring: Option<&SampleRing>,
+        at: &mut HvSample,
+        left: &HvPlace,
+    ) -> (bool, bool) {
         let pmu = X86Pmu { expected: &self.expected };
-        let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at);
+        let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at, left);
         let guests = self.expected.explains(&self.driver().caps, &Registers);
         if hosts && guests {
             self.host_expected.expect_another(pmu.clock());

@@ -23,16 +23,37 @@ static struct sampled sampled[NR_CPUS];
 static nmi_callback_t *__read_mostly next;
 static bool __read_mostly installed;
 
-static void place(const struct cpu_user_regs *regs,
-                  struct perfctr_hv_sample *at)
+/*
+ * Where curr was left. Xen's entries save a PV guest's registers by several
+ * instructions; until then it is where curr was left before. The idle vCPU is
+ * never left.
+ */
+static void left_at(struct vcpu *curr, struct perfctr_hv_place *guest)
+{
+    if ( is_idle_vcpu(curr) )
+    {
+        guest->mode = PERFCTR_PLACE_NONE;
+    }
+    else if ( is_hvm_vcpu(curr) )
+    {
+        perfctr_hvm_place(curr, guest);
+    }
+    else
+    {
+        guest->mode = perfctr_pv_in_kernel(curr) ? PERFCTR_PLACE_KERNEL
+                                                 : PERFCTR_PLACE_USER;
+        guest->ip = guest_cpu_user_regs()->rip;
+    }
+}
+
+/* guest is where the current guest was left, if that is of interest. */
+static void place(const struct cpu_user_regs *regs, bool at_guests,
+                  struct perfctr_hv_sample *at, struct perfctr_hv_place *guest)
 {
     struct vcpu *curr = current;
-    bool hvm = is_hvm_vcpu(curr);
-    struct perfctr_hv_place guest = {
-        .mode = perfctr_pv_in_kernel(curr) ? PERFCTR_PLACE_KERNEL
-                                           : PERFCTR_PLACE_USER,
-        .ip = regs->rip,
-    };
+    bool in_guest =
+        guest_mode(regs) ||
+        (is_hvm_vcpu(curr) && perfctr_hvm_left_by_nmi(curr, regs->rip));
 
     at->cpu = smp_processor_id();
     at->domain = curr->domain->domain_id;
@@ -40,12 +61,12 @@ static void place(const struct cpu_user_regs *regs,
     at->mode = PERFCTR_SAMPLE_HYPERVISOR;
     at->ip = regs->rip;
 
-    if ( guest_mode(regs) || (hvm && perfctr_hvm_left_by_nmi(curr, regs->rip)) )
+    if ( in_guest || at_guests )
+        left_at(curr, guest);
+    if ( in_guest )
     {
-        if ( hvm )
-            perfctr_hvm_place(curr, &guest);
-        at->mode = guest.mode;
-        at->ip = guest.ip;
+        at->mode = guest->mode;
+        at->ip = guest->ip;
     }
 }
 
@@ -54,11 +75,13 @@ static typeof(((nmi_callback_t *)NULL)(NULL, 0)) cf_check
 on_nmi(const struct cpu_user_regs *regs, int cpu)
 {
     const struct sampled *s = &sampled[cpu];
+    const struct perfctr_core_ring *ring;
+    struct perfctr_hv_place guest = { .mode = PERFCTR_PLACE_NONE };
     struct perfctr_hv_sample at;
 
-    place(regs, &at);
-    switch ( perfctr_core_nmi(perfctr_cpu_in_nmi(),
-                              ACCESS_ONCE(s->on) ? s->ring : NULL, &at) )
+    ring = ACCESS_ONCE(s->on) ? s->ring : NULL;
+    place(regs, perfctr_core_is_at_guests(ring), &at, &guest);
+    switch ( perfctr_core_nmi(perfctr_cpu_in_nmi(), ring, &at, &guest) )
     {
     case PERFCTR_NMI_FOREIGN:
         return next ? next(regs, cpu) : 0;

@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::provider::{known, place};
 pub use accounts::{Divided, HostAccount, HostAccounts};
 use kvm::Kvm;
-pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode};
+pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Places};
 pub use symbols::Symbol;
 pub use xen::Xen;
 

@@ -4,7 +4,8 @@
 
 use shared_abi::hypercall::{
     HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
-    PLACE_KERNEL, PLACE_USER, PROFILE_PERIOD_MIN, SAMPLE_HYPERVISOR, SAMPLES_MAX,
+    PLACE_KERNEL, PLACE_USER, PROFILE_AT_GUESTS, PROFILE_PERIOD_MIN, SAMPLE_FOR_KERNEL,
+    SAMPLE_FOR_USER, SAMPLE_HYPERVISOR, SAMPLES_MAX,
 };
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 use zerocopy::FromZeros;
@@ -15,6 +16,8 @@ use crate::event::Event;
 
 /// The minor version of the driver's interface that has these samples.
 const MINOR: u32 = 4;
+/// The minor version of the driver's interface that can say where guests were left.
+const MINOR_AT_GUESTS: u32 = 6;
 /// The physical CPUs that may have samples: as many as any Xen has.
 const CPUS_MAX: u32 = 4096;
 /// Of each CPU, no more than its ring holds is taken at once: samples may come faster than they are
@@ -30,6 +33,22 @@ pub enum Mode {
     Kernel,
     /// A domain's user mode.
     User,
+    /// The hypervisor, for a domain that it was entered from: [`HostSample::ip`] is an instruction
+    /// of the domain's kernel.
+    ForKernel,
+    /// The hypervisor, for a domain that it was entered from: [`HostSample::ip`] is an instruction
+    /// of the domain's user mode.
+    ForUser,
+}
+
+/// What the samples of the hypervisor say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Places {
+    /// Where the hypervisor was.
+    #[default]
+    Hypervisor,
+    /// Where the domain was left for which the hypervisor executed.
+    Guest,
 }
 
 /// Where a physical CPU was.
@@ -59,6 +78,8 @@ impl HostSample {
             SAMPLE_HYPERVISOR => Mode::Hypervisor,
             PLACE_KERNEL => Mode::Kernel,
             PLACE_USER => Mode::User,
+            SAMPLE_FOR_KERNEL => Mode::ForKernel,
+            SAMPLE_FOR_USER => Mode::ForUser,
             _ => return Err(Error::Malformed("mode of a sample of the host")),
         };
         Ok(Self { tsc, ip, mode, domain, vcpu, cpu })
@@ -86,8 +107,13 @@ impl HostSamples {
     ///
     /// [`Error::NotSampled`] says why the host cannot be sampled.  [`Error::EventNotAvailable`],
     /// and those of [`Xen::driver`].
-    pub fn start(xen: Xen, event: Event, cpus: Option<&[u32]>) -> Result<Self, Error> {
-        let mut profile = wanted(&xen.driver()?, event, cpus)?;
+    pub fn start(
+        xen: Xen,
+        event: Event,
+        cpus: Option<&[u32]>,
+        places: Places,
+    ) -> Result<Self, Error> {
+        let mut profile = wanted(&xen.driver()?, event, cpus, places)?;
         xen.call(OP_PROFILE_START, &mut profile).map_err(|error| match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) => Error::NotSampled(NO_COUNTER),
             Some(libc::EBUSY) => Error::NotSampled(BUSY),
@@ -169,6 +195,8 @@ const BUSY: &str = "somebody does so already; what was killed is forgotten after
 const NOT_CONTROL: &str = "this is not the control domain";
 const NO_CPU: &str = "one of the physical CPUs that were named does not exist or is not online";
 const OLD: &str = "the driver is of an older release, whose interface is below 2.4";
+const OLD_AT_GUESTS: &str = "the driver is of an older release, whose interface is below 2.6: it \
+                             cannot say where guests were left";
 const ENDED: &str = "nobody has taken samples for two seconds, so the driver has stopped";
 
 fn asked(cpu: u32) -> HvSamples {
@@ -186,10 +214,22 @@ fn parse(answer: &HvSamples) -> Result<Vec<HostSample>, Error> {
 }
 
 /// Returns what the driver is asked for.
-fn wanted(driver: &Driver, event: Event, cpus: Option<&[u32]>) -> Result<HvProfile, Error> {
+fn wanted(
+    driver: &Driver,
+    event: Event,
+    cpus: Option<&[u32]>,
+    places: Places,
+) -> Result<HvProfile, Error> {
     if driver.abi.1 < MINOR {
         return Err(Error::NotSampled(OLD));
     }
+    let flags = match places {
+        Places::Hypervisor => 0,
+        Places::Guest if driver.abi.1 < MINOR_AT_GUESTS => {
+            return Err(Error::NotSampled(OLD_AT_GUESTS));
+        }
+        Places::Guest => PROFILE_AT_GUESTS,
+    };
     if !(PROFILE_PERIOD_MIN..=PERIOD_EVENTS_MAX).contains(&event.period()) {
         return Err(Error::unavailable(event, "a period of the host is at least 10,000 events"));
     }
@@ -198,7 +238,7 @@ fn wanted(driver: &Driver, event: Event, cpus: Option<&[u32]>) -> Result<HvProfi
         evntsel: counter.evntsel,
         period: event.period(),
         cpus: mask(cpus).ok_or(Error::NotSampled(NO_CPU))?,
-        reserved: 0,
+        flags,
     })
 }
 
@@ -228,6 +268,8 @@ mod tests {
             (SAMPLE_HYPERVISOR, Mode::Hypervisor),
             (PLACE_KERNEL, Mode::Kernel),
             (PLACE_USER, Mode::User),
+            (SAMPLE_FOR_KERNEL, Mode::ForKernel),
+            (SAMPLE_FOR_USER, Mode::ForUser),
         ] {
             let parsed = parse(&answer(2, HvSample { mode, ..SAMPLE })).unwrap();
             let sample = HostSample { tsc: 7, ip: 9, mode: expected, domain: 3, vcpu: 1, cpu: 2 };
@@ -245,7 +287,7 @@ mod tests {
             (answer(u32::MAX, SAMPLE), "number of samples of the host"),
             (answer(1, HvSample { cpu: 3, ..SAMPLE }), "physical CPU of a sample of the host"),
             (answer(1, HvSample { mode: 0, ..SAMPLE }), "mode of a sample of the host"),
-            (answer(1, HvSample { mode: 4, ..SAMPLE }), "mode of a sample of the host"),
+            (answer(1, HvSample { mode: 6, ..SAMPLE }), "mode of a sample of the host"),
         ] {
             let error = parse(&answer).unwrap_err();
             assert!(matches!(error, Error::Malformed(found) if found == what), "{error}");
@@ -263,19 +305,22 @@ mod tests {
             general_width: width,
             fixed_width: width,
         };
-        Driver { abi: (2, MINOR), allows: true, caps }
+        Driver { abi: (2, MINOR_AT_GUESTS), allows: true, caps }
     }
 
     #[test]
     fn the_driver_is_asked_for_a_general_counters_event() {
         let event = Event::raw(0xc0).unverified().every(20_000);
-        let ring_0 = HvProfile { evntsel: 0x42_00c0, period: 20_000, cpus: u64::MAX, reserved: 0 };
-        assert_eq!(wanted(&driver(), event.kernel(), None).unwrap(), ring_0);
+        let ring_0 = HvProfile { evntsel: 0x42_00c0, period: 20_000, cpus: u64::MAX, flags: 0 };
+        let wanted = |event, cpus| wanted(&driver(), event, cpus, Places::Hypervisor).unwrap();
+        assert_eq!(wanted(event.kernel(), None), ring_0);
         let outside = HvProfile { evntsel: 0x41_00c0, cpus: 0b101, ..ring_0 };
-        assert_eq!(wanted(&driver(), event.user(), Some(&[2, 0])).unwrap(), outside);
+        assert_eq!(wanted(event.user(), Some(&[2, 0])), outside);
         // Instructions have a fixed counter as well, which is not the host's.
         let instructions = Event::INSTRUCTIONS.unverified().every(20_000).kernel();
-        assert_eq!(wanted(&driver(), instructions, None).unwrap(), ring_0);
+        assert_eq!(wanted(instructions, None), ring_0);
+        let guests = super::wanted(&driver(), event.kernel(), None, Places::Guest).unwrap();
+        assert_eq!(guests, HvProfile { flags: PROFILE_AT_GUESTS, ..ring_0 });
     }
 
     #[test]
@@ -283,10 +328,14 @@ mod tests {
         let event = Event::raw(0xc0).unverified();
         let old = Driver { abi: (2, MINOR - 1), ..driver() };
         let refused = |driver: &Driver, event: Event, cpus: Option<&[u32]>| {
-            wanted(driver, event, cpus).unwrap_err().to_string()
+            wanted(driver, event, cpus, Places::default()).unwrap_err().to_string()
         };
         let each = event.every(PROFILE_PERIOD_MIN);
         assert_eq!(refused(&old, each, None), format!("the host cannot be sampled: {OLD}"));
+        let older = Driver { abi: (2, MINOR_AT_GUESTS - 1), ..driver() };
+        let said = wanted(&older, each, None, Places::Guest).unwrap_err().to_string();
+        assert_eq!(said, format!("the host cannot be sampled: {OLD_AT_GUESTS}"));
+        assert!(wanted(&older, each, None, Places::Hypervisor).is_ok());
         assert_eq!(
             refused(&driver(), each, Some(&[64])),
             format!("the host cannot be sampled: {NO_CPU}")

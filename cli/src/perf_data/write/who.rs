@@ -32,8 +32,13 @@ pub fn thread(profile: &Profile, thread: &Thread) -> u32 {
     }
 }
 
-/// Checks that all threads have different numbers.
+/// Checks that all threads have different numbers, and that the hypervisor has places of its own.
 pub fn check(profile: &Profile) -> Result<()> {
+    ensure!(
+        !profile.host.as_ref().is_some_and(|host| host.at_guests),
+        "the profile was recorded with --at-guests, so its samples of the hypervisor are in \
+         several domains' kernels, which a file of perf's cannot say"
+    );
     for Thread { pid, tid, .. } in &profile.threads {
         ensure!(
             profile.host.is_none() || (*pid < DOMAINS && *tid < THREADS - 1),

@@ -67,7 +67,7 @@ struct Profile<'a>(&'a Xen);
 
 impl Profile<'_> {
     fn start(&self, evntsel: u64, period: u64, cpus: u64) -> Result<(), Refusal> {
-        let mut profile = HvProfile { evntsel, period, cpus, reserved: 0 };
+        let mut profile = HvProfile { evntsel, period, cpus, flags: 0 };
         let length = size_of::<HvProfile>() as u32;
         self.0.perfctr_op(OP_PROFILE_START, Argument::of(&mut profile), length)
     }

@@ -63,7 +63,7 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
     }
     // No counter is kept for samples of the host.
     for op in [OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP] {
-        let profile = HvProfile { evntsel: 0x43_00c0, period: 100_000, cpus: 1, reserved: 0 };
+        let profile = HvProfile { evntsel: 0x43_00c0, period: 100_000, cpus: 1, flags: 0 };
         let what = format!("samples of the host, operation {op}");
         bench.refused(&what, of(host, op, Refusal::EOPNOTSUPP), || {
             call(host, op, profile, size_of::<HvProfile>())

@@ -14,7 +14,7 @@ use shared_abi::hypercall::{
     HvAccounting, HvAccounts, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples,
     HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD,
     OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS,
-    OP_STOP, OP_UNREGISTER,
+    OP_STOP, OP_UNREGISTER, PROFILE_AT_GUESTS,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -162,7 +162,8 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
         OP_STATS => put(HvStats::default().as_bytes()),
         OP_PROFILE_START => {
             let (evntsel, period) = (0x43_00c0, input.pick(&[0, 10_000, 1 << 31, u64::MAX]));
-            put(HvProfile { evntsel, period, cpus: 1, reserved: 0 }.as_bytes())
+            let flags = input.pick(&[0, PROFILE_AT_GUESTS, u64::MAX]);
+            put(HvProfile { evntsel, period, cpus: 1, flags }.as_bytes())
         }
         OP_ACCOUNTS_START => {
             let evntsel = input.pick(&[0x43_00c0, 0x42_00c0, u64::MAX]);
