@@ -28,22 +28,21 @@ static bool __read_mostly installed;
  * instructions; until then it is where curr was left before. The idle vCPU is
  * never left.
  */
-static void left_at(struct vcpu *curr, struct perfctr_hv_place *guest)
+static void left_at(struct vcpu *curr, bool in_guest,
+                    struct perfctr_hv_place *guest)
 {
+    bool in_kernel;
+
+    guest->mode = PERFCTR_PLACE_NONE;
     if ( is_idle_vcpu(curr) )
-    {
-        guest->mode = PERFCTR_PLACE_NONE;
-    }
-    else if ( is_hvm_vcpu(curr) )
-    {
+        return;
+
+    /* Xen changes a PV guest's mode before its registers: the address tells. */
+    guest->ip = guest_cpu_user_regs()->rip;
+    in_kernel = in_guest ? perfctr_pv_in_kernel(curr) : guest->ip >> 63;
+    guest->mode = in_kernel ? PERFCTR_PLACE_KERNEL : PERFCTR_PLACE_USER;
+    if ( is_hvm_vcpu(curr) )
         perfctr_hvm_place(curr, guest);
-    }
-    else
-    {
-        guest->mode = perfctr_pv_in_kernel(curr) ? PERFCTR_PLACE_KERNEL
-                                                 : PERFCTR_PLACE_USER;
-        guest->ip = guest_cpu_user_regs()->rip;
-    }
 }
 
 /* guest is where the current guest was left, if that is of interest. */
@@ -62,7 +61,7 @@ static void place(const struct cpu_user_regs *regs, bool at_guests,
     at->ip = regs->rip;
 
     if ( in_guest || at_guests )
-        left_at(curr, guest);
+        left_at(curr, in_guest, guest);
     if ( in_guest )
     {
         at->mode = guest->mode;

@@ -9,7 +9,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::env;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
@@ -20,7 +21,8 @@ use perfctr::rdpmc::Hardware;
 use serde_json::{Value, json};
 use shared_abi::hypercall::{
     HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
-    PLACE_KERNEL, PLACE_USER, PROFILE_LEASE_MS, SAMPLE_HYPERVISOR, SAMPLES_MAX,
+    PLACE_KERNEL, PLACE_USER, PROFILE_AT_GUESTS, PROFILE_LEASE_MS, SAMPLE_FOR_KERNEL,
+    SAMPLE_FOR_USER, SAMPLE_HYPERVISOR, SAMPLES_MAX,
 };
 use shared_abi::read::Counters;
 use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
@@ -62,18 +64,30 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long a guest's counts are watched.
 const BESIDE: Duration = Duration::from_secs(2);
 
-/// The host's samples, by hypercall.
-struct Profile<'a>(&'a Xen);
+/// The host's samples, by hypercall, with these flags.
+struct Profile<'a> {
+    xen: &'a Xen,
+    flags: u64,
+}
 
-impl Profile<'_> {
+impl<'a> Profile<'a> {
+    fn new(xen: &'a Xen) -> Self {
+        Self { xen, flags: 0 }
+    }
+
+    /// Those whose samples of the hypervisor say where its guest was left.
+    fn at_guests(&self) -> Self {
+        Self { flags: PROFILE_AT_GUESTS, ..*self }
+    }
+
     fn start(&self, evntsel: u64, period: u64, cpus: u64) -> Result<(), Refusal> {
-        let mut profile = HvProfile { evntsel, period, cpus, flags: 0 };
+        let mut profile = HvProfile { evntsel, period, cpus, flags: self.flags };
         let length = size_of::<HvProfile>() as u32;
-        self.0.perfctr_op(OP_PROFILE_START, Argument::of(&mut profile), length)
+        self.xen.perfctr_op(OP_PROFILE_START, Argument::of(&mut profile), length)
     }
 
     fn stop(&self) -> Result<(), Refusal> {
-        self.0.perfctr_op(OP_PROFILE_STOP, Argument::Null, 0)
+        self.xen.perfctr_op(OP_PROFILE_STOP, Argument::Null, 0)
     }
 
     /// Takes the oldest samples of a physical CPU.
@@ -81,7 +95,7 @@ impl Profile<'_> {
         let mut samples = HvSamples::new_zeroed();
         samples.cpu = cpu;
         let length = size_of::<HvSamples>() as u32;
-        self.0.perfctr_op(OP_PROFILE_READ, Argument::of(&mut samples), length)?;
+        self.xen.perfctr_op(OP_PROFILE_READ, Argument::of(&mut samples), length)?;
         Ok(samples)
     }
 
@@ -135,9 +149,10 @@ fn main() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
     let session = move_to_cpu(&xen, &cpus)?;
-    let (profile, mut tally) = (Profile(&xen), Tally::default());
+    let (profile, mut tally) = (Profile::new(&xen), Tally::default());
     nobody(&profile, &mut tally);
     samples(&profile, &mut tally)?;
+    causes(&profile.at_guests(), &mut tally)?;
     full(&profile, &mut tally)?;
     drop(session);
     beside(&profile, &cpus[1..], &mut tally)?;
@@ -238,6 +253,42 @@ fn samples(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
+/// Where the hypervisor executes for a guest, samples say where the guest was left.
+fn causes(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
+    let found = measure(profile, BOTH, PERIOD, |found| {
+        for _ in 0..ROUNDS {
+            work();
+            profile.take(CPU, &mut found.samples)?;
+        }
+        Ok(())
+    })?;
+    let each = found.is_each_period(BOTH, PERIOD);
+    tally.check("there is a sample for each period if guests are shown in place of Xen", each);
+    let modes = [SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER, PLACE_KERNEL, PLACE_USER];
+    tally.check("samples of Xen say where it was entered", judge(&found.samples, &modes));
+    let by_calls = follow_system_calls(&found.samples)?;
+    tally.check("what system calls have Xen execute is shown at system calls", by_calls);
+    Ok(())
+}
+
+/// Checks that most samples of what user mode has Xen execute are behind a system call, of which
+/// [`work`] makes many.
+fn follow_system_calls(samples: &[HvSample]) -> Result<Result<(), String>> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let memory = File::open("/proc/self/mem")?;
+    let follows = |sample: &&HvSample| {
+        let mut before = [0; SYSCALL.len()];
+        let start = sample.ip.wrapping_sub(before.len() as u64);
+        // Where nothing can be read, another process was interrupted.
+        memory.read_exact_at(&mut before, start).is_ok() && before == SYSCALL
+    };
+    let of_user = samples.iter().filter(|sample| sample.mode == SAMPLE_FOR_USER);
+    let (all, by_calls) = (of_user.clone().count(), of_user.filter(follows).count());
+    let says = format!("{by_calls} of {all} samples are behind a system call");
+    println!("{says}");
+    Ok(if 2 * by_calls > all { Ok(()) } else { Err(says) })
+}
+
 /// Returns how many of these instructions the event counts.
 fn counted(evntsel: u64, [ring_0, outside, _]: Executed) -> u64 {
     match evntsel {
@@ -255,8 +306,8 @@ fn judge(samples: &[HvSample], modes: &[u32]) -> Result<(), String> {
         let is_xens = XENS.contains(&sample.ip);
         let fits = match sample.mode {
             SAMPLE_HYPERVISOR => is_xens,
-            PLACE_KERNEL => !is_xens && sample.ip >> 63 == 1,
-            PLACE_USER => sample.ip >> 47 == 0,
+            PLACE_KERNEL | SAMPLE_FOR_KERNEL => !is_xens && sample.ip >> 63 == 1,
+            PLACE_USER | SAMPLE_FOR_USER => sample.ip >> 47 == 0,
             _ => false,
         };
         let who = (sample.cpu, sample.domain, sample.vcpu);
@@ -268,11 +319,14 @@ fn judge(samples: &[HvSample], modes: &[u32]) -> Result<(), String> {
     if !samples.is_sorted_by_key(|sample| sample.tsc) {
         return Err("their times are not in order".into());
     }
-    let places: HashSet<u64> = samples.iter().map(|sample| sample.ip).collect();
+    // Guests are left at few places.
+    let executed =
+        samples.iter().filter(|s| ![SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER].contains(&s.mode));
+    let places: HashSet<u64> = executed.clone().map(|sample| sample.ip).collect();
     let counts = modes.iter().map(|mode| samples.iter().filter(|s| s.mode == *mode).count());
     println!("modes {modes:?}: {:?} samples, {} places", counts.collect::<Vec<_>>(), places.len());
     // One that had to wait until interrupts are enabled would be at few places.
-    match (seen.len() == modes.len(), places.len() * 8 > samples.len().min(800)) {
+    match (seen.len() == modes.len(), places.len() * 8 > executed.count().min(800)) {
         (false, _) => Err(format!("only the modes {seen:?}, expected {modes:?}")),
         (_, false) => Err(format!("{} samples at {} places", samples.len(), places.len())),
         _ => Ok(()),
@@ -358,7 +412,7 @@ fn beside(profile: &Profile<'_>, others: &[usize], tally: &mut Tally) -> Result<
 fn around(command: &[String]) -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let run = || Command::new(&command[0]).args(&command[1..]).status().context("no such program");
-    let (status, taken) = sampled(&Profile(&xen), &cpus()?, run)?;
+    let (status, taken) = sampled(&Profile::new(&xen), &cpus()?, run)?;
     println!("samples meanwhile: {taken:?}");
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -389,11 +443,15 @@ fn passive() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let (tenant, code) = start_passive_tenant(&xen)?;
     let session = move_to_cpu(&xen, &cpus()?)?;
-    let (profile, mut tally) = (Profile(&xen), Tally::default());
-    for (name, evntsel) in
-        [("ring 0", RING_0_ONLY), ("the other rings", OUTSIDE_ONLY), ("all rings", BOTH)]
-    {
-        let found = measure(&profile, evntsel, PERIOD, |found| {
+    let (profile, mut tally) = (Profile::new(&xen), Tally::default());
+    let (own, at_guests) = (&profile, &profile.at_guests());
+    for (name, evntsel, profile) in [
+        ("ring 0", RING_0_ONLY, own),
+        ("the other rings", OUTSIDE_ONLY, own),
+        ("all rings", BOTH, own),
+        ("all rings, those of Xen at guests,", BOTH, at_guests),
+    ] {
+        let found = measure(profile, evntsel, PERIOD, |found| {
             for _ in 0..LOOKS {
                 sleep(LOOK);
                 profile.take(CPU, &mut found.samples)?;
@@ -402,7 +460,7 @@ fn passive() -> Result<ExitCode> {
         })?;
         let each = found.is_each_period(evntsel, PERIOD);
         tally.check(&format!("there is a sample for each period of {name} beside a tenant"), each);
-        let places = in_tenant(evntsel, &found, tenant.domain.into(), &code);
+        let places = in_tenant(evntsel, profile, &found, tenant.domain.into(), &code);
         tally.check(&format!("samples of {name} say where a tenant was"), places);
         if evntsel == RING_0_ONLY {
             tally.check("the tenant's kernel has its share of ring 0", share(&found));
@@ -415,7 +473,13 @@ fn passive() -> Result<ExitCode> {
 
 /// Checks that samples of a tenant are in its own code, and that the tenant has some in each mode
 /// that the event counts.
-fn in_tenant(evntsel: u64, found: &Found, domain: u32, code: &Value) -> Result<(), String> {
+fn in_tenant(
+    evntsel: u64,
+    profile: &Profile<'_>,
+    found: &Found,
+    domain: u32,
+    code: &Value,
+) -> Result<(), String> {
     let is_in = |of: &str, ip: u64| {
         let mut ranges = code[of].as_array().into_iter().flatten();
         ranges.any(|range| (range[0].as_u64()..range[1].as_u64()).contains(&Some(ip)))
@@ -424,8 +488,8 @@ fn in_tenant(evntsel: u64, found: &Found, domain: u32, code: &Value) -> Result<(
     for sample in found.samples.iter().filter(|sample| sample.domain == domain) {
         let fits = match sample.mode {
             SAMPLE_HYPERVISOR => XENS.contains(&sample.ip),
-            PLACE_KERNEL => is_in("kernel", sample.ip),
-            PLACE_USER => is_in("program", sample.ip),
+            PLACE_KERNEL | SAMPLE_FOR_KERNEL => is_in("kernel", sample.ip),
+            PLACE_USER | SAMPLE_FOR_USER => is_in("program", sample.ip),
             _ => false,
         };
         if !fits {
@@ -437,6 +501,9 @@ fn in_tenant(evntsel: u64, found: &Found, domain: u32, code: &Value) -> Result<(
     let mut expected = match evntsel {
         RING_0_ONLY => vec![PLACE_KERNEL, SAMPLE_HYPERVISOR],
         OUTSIDE_ONLY => vec![PLACE_USER],
+        _ if profile.flags & PROFILE_AT_GUESTS != 0 => {
+            vec![PLACE_KERNEL, PLACE_USER, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER]
+        }
         _ => vec![PLACE_KERNEL, PLACE_USER, SAMPLE_HYPERVISOR],
     };
     expected.sort_unstable();
