@@ -28,7 +28,7 @@ const PASSED: &str = "passes";
 
 /// The number of parts that rr's own tests are divided into. The long tier runs one of them,
 /// another one every day: all of them would take most of a day.
-const PARTS: usize = 31;
+const PARTS: usize = 104;
 
 /// Those of rr's own tests that are run outside the long tier. They take seconds each on the
 /// emulated machine, and do not depend on its speed: some of rr's tests send a signal after a fixed
