@@ -26,8 +26,9 @@ const PROGRAM: &str = "/work/rr";
 /// What the program says of one of rr's own tests that passes.
 const PASSED: &str = "passes";
 
-/// The number of parts that rr's own tests are divided into. The long tier runs one of them,
-/// another one every day: all of them would take most of a day.
+/// The number of parts that rr's own tests are divided into, each of which takes a quarter of an
+/// hour. The long tier runs one of them, another one every day: all of them would take more than a
+/// day.
 const PARTS: usize = 104;
 
 /// Those of rr's own tests that are run outside the long tier. They take seconds each on the
