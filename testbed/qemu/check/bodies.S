@@ -84,14 +84,16 @@ body_strings:
         ret
 
 /* Taken, not taken, indirect, near; one of each a round. */
-        .globl  body_branches
+        .globl  body_branches, indirect_jump, indirect_target
 body_branches:
         lea     3f(%rip), %rsi
 1:      test    %rdi, %rdi
         jz      4f
         call    2f
+indirect_jump:
         jmp     *%rsi
 2:      ret
+indirect_target:
 3:      dec     %rdi
         jmp     1b
 4:      ret

@@ -41,6 +41,7 @@ extern Body body_loop, body_faults, body_syscalls, body_strings, body_branches, 
     body_signals, body_split_lock, body_crossing, body_modified;
 void measured(int fd, Body *body, long rounds);
 extern char measured_first[], measured_end[], skip_two_bytes[], signal_return[];
+extern char indirect_jump[], indirect_target[];
 
 char *arena;
 static int failures;
@@ -441,6 +442,226 @@ static void check_samples(uint64_t period)
     close(fd);
 }
 
+/* A branch that was taken, and after how many instructions, itself among them. */
+struct taken {
+    long insns;
+    uint64_t from, to;
+    uint64_t kind; /* PERF_SAMPLE_BRANCH_*; all have PERF_SAMPLE_BRANCH_ANY */
+};
+
+#define TAKEN_MAX   8192
+#define RECORDS     16 /* as many as the processor keeps */
+#define KERNEL_HALF (1ull << 63)
+
+static struct taken truth[TAKEN_MAX];
+static long truths;
+
+/* Looks at one sample's records, the latest first. */
+typedef void Look(const char *name, long insns, uint64_t number,
+                  const struct perf_branch_entry *records);
+
+static uint64_t kinds_sampled;
+static long full_stacks, longest_stack, ways_out_of_kernel;
+
+static bool is_of_kernel(const struct perf_branch_entry *record)
+{
+    return (record->from | record->to) & KERNEL_HALF;
+}
+
+/* Returns the branch that was the last one after so many instructions. */
+static long last_after(long insns)
+{
+    long last = truths - 1;
+
+    while (last >= 0 && truth[last].insns > insns) {
+        last--;
+    }
+    return last;
+}
+
+/* Returns the one before, from `at` on, of the kinds that are sampled; -1 if there is none. */
+static long of_sampled_kinds(long at)
+{
+    while (at >= 0 && !(truth[at].kind & kinds_sampled)) {
+        at--;
+    }
+    return at;
+}
+
+/* Returns whether single steps saw these records of user mode before. */
+static bool agrees(long insns, uint64_t number, const struct perf_branch_entry *records)
+{
+    long next = last_after(insns);
+
+    for (uint64_t i = 0; i < number; i++) {
+        if (is_of_kernel(&records[i])) {
+            continue;
+        }
+        next = of_sampled_kinds(next);
+        if (next < 0 || records[i].from != truth[next].from || records[i].to != truth[next].to) {
+            return false;
+        }
+        next--;
+    }
+    return true;
+}
+
+/* The records between two places of user mode are the latest branches that single steps saw. */
+static void look_at_user_mode(const char *name, long insns, uint64_t number,
+                              const struct perf_branch_entry *records)
+{
+    long next = last_after(insns);
+
+    full_stacks += number == RECORDS;
+    longest_stack = (long)number > longest_stack ? (long)number : longest_stack;
+    expect("branch records", name, number <= RECORDS, true);
+    for (uint64_t i = 0; i < number; i++) {
+        if (is_of_kernel(&records[i])) {
+            ways_out_of_kernel += !(records[i].to & KERNEL_HALF);
+            expect("branch records", "none of the kernel",
+                   !(kinds_sampled & PERF_SAMPLE_BRANCH_KERNEL), false);
+            continue;
+        }
+        next = of_sampled_kinds(next);
+        if (next < 0) {
+            expect("branch records", name, number, i);
+            return;
+        }
+        expect("branch recorded from", name, records[i].from, truth[next].from);
+        expect("branch recorded to", name, records[i].to, truth[next].to);
+        expect("branch mispredicted", name, records[i].mispred, 0);
+        next--;
+    }
+}
+
+/* Recording ends where the counter overflows, and not where the kernel is about to look. */
+static void look_at_freezing(const char *name, long insns, uint64_t number,
+                             const struct perf_branch_entry *records)
+{
+    look_at_user_mode(name, insns, number, records);
+    if (number && insns > 2 * RECORDS + 8) {
+        expect("branch records", "the latest one is of user mode", is_of_kernel(records), false);
+    }
+}
+
+/* Samples a body with branch records of these kinds, and looks at each. Returns their number. */
+static long sample_branches(unsigned b, uint64_t kinds, Look *look)
+{
+    const long period = 67;
+    const long rounds = bodies[b].rounds_stepped;
+    struct perf_event_attr attr = {
+        .type = PERF_TYPE_HARDWARE,
+        .size = sizeof(attr),
+        .config = PERF_COUNT_HW_INSTRUCTIONS,
+        .disabled = true,
+        .exclude_kernel = true,
+        .sample_period = period,
+        .sample_type = PERF_SAMPLE_IP | PERF_SAMPLE_BRANCH_STACK,
+        .branch_sample_type = kinds,
+    };
+    int fd = syscall(SYS_perf_event_open, &attr, 0, -1, -1, 0);
+    struct perf_event_mmap_page *page;
+    char *ring;
+    /*
+     * On Nehalem perf lets no counter go on with fewer than 32 events. If a thread is suspended so
+     * shortly before its sample, that comes later.
+     */
+    const long late_max = 32;
+    long samples = 0, late_samples = 0, all = INSNS(b, rounds) / period;
+
+    if (fd < 0) {
+        die("perf_event_open with a branch stack");
+    }
+    kinds_sampled = kinds;
+    page = map_event(fd, RING_PAGES);
+    ring = (char *)page + PAGE;
+    fresh_arena();
+    measured(fd, bodies[b].body, rounds);
+    for (uint64_t at = 0; at < page->data_head;) {
+        struct {
+            struct perf_event_header header;
+            uint64_t ip, number;
+            struct perf_branch_entry records[];
+        } *record = (void *)(ring + at);
+        long late;
+
+        at += record->header.size;
+        if (record->header.type != PERF_RECORD_SAMPLE) {
+            expect("branch records", "an unexpected record", record->header.type,
+                   PERF_RECORD_SAMPLE);
+            continue;
+        }
+        samples++;
+        late = 0;
+        while (late < late_max
+               && !agrees(samples * period + late, record->number, record->records)) {
+            late++;
+        }
+        late = late == late_max ? 0 : late;
+        late_samples += late > 0;
+        look(bodies[b].name, samples * period + late, record->number, record->records);
+    }
+    expect("samples that are late, few", bodies[b].name, late_samples <= 1 + all / 8, true);
+    expect("samples with branch records", bodies[b].name, samples >= all - 1 && samples <= all,
+           true);
+    munmap(page, (1 + RING_PAGES) * PAGE);
+    close(fd);
+    return samples;
+}
+
+static unsigned body_named(const char *name)
+{
+    for (unsigned b = 0; b < BODIES; b++) {
+        if (!strcmp(bodies[b].name, name)) {
+            return b;
+        }
+    }
+    die(name);
+    return 0;
+}
+
+static void step(unsigned b);
+
+/* Checks each record of Linux' own perf against single steps of the same body. */
+static void check_branch_records(void)
+{
+    static const uint64_t filters[] = {
+        PERF_SAMPLE_BRANCH_ANY_CALL, PERF_SAMPLE_BRANCH_ANY_RETURN, PERF_SAMPLE_BRANCH_COND,
+        PERF_SAMPLE_BRANCH_IND_JUMP,
+    };
+    const uint64_t user = PERF_SAMPLE_BRANCH_USER, any = PERF_SAMPLE_BRANCH_ANY;
+    const uint64_t both = user | PERF_SAMPLE_BRANCH_KERNEL;
+    unsigned loop = body_named("loop"), branchy = body_named("branches");
+    long samples = 0;
+
+    for (unsigned b = 0; b < BODIES; b++) {
+        step(b);
+        full_stacks = 0;
+        samples += sample_branches(b, user | any, look_at_user_mode);
+        if (b == loop) {
+            expect("branch records", "the stack is full as a rule", full_stacks >= 15, true);
+        }
+        sample_branches(b, both | any, look_at_user_mode);
+    }
+    expect("branch records", "ways out of the kernel", ways_out_of_kernel > 10, true);
+    step(loop);
+    sample_branches(loop, both | any, look_at_freezing);
+    step(branchy);
+    for (unsigned f = 0; f < sizeof(filters) / sizeof(filters[0]); f++) {
+        longest_stack = 0;
+        sample_branches(branchy, user | filters[f], look_at_user_mode);
+        /*
+         * Among all that are taken there are four of each kind at most, and but one conditional
+         * one in the whole body. Perf has the ways out of its own interrupts recorded with calls
+         * and returns, and leaves them out itself.
+         */
+        if (filters[f] != PERF_SAMPLE_BRANCH_COND) {
+            expect("branch records", "room for one kind alone", longest_stack >= 6, true);
+        }
+    }
+    printf("branch records: %ld samples\n", samples);
+}
+
 static int msr_file;
 
 static long rdmsr(uint32_t msr)
@@ -500,6 +721,86 @@ static void check_msrs(void)
     printf("msr: done\n");
 }
 
+static bool is_in_syscalls(uint64_t address)
+{
+    return address - (uintptr_t)body_syscalls < 32;
+}
+
+/* Whether the CPU says that its records have Nehalem's format. Otherwise nothing checks them. */
+static bool has_branch_records(void)
+{
+    enum { CAPABILITIES = 0x345, WITH_FLAGS = 3 };
+    unsigned eax, ebx, ecx = 0, edx;
+
+    __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+    return (ecx >> 15 & 1) && (rdmsr(CAPABILITIES) & 0x3f) == WITH_FLAGS;
+}
+
+/* Checks the registers of branch records on CPU 0, where perf has no event. */
+static void check_branch_msrs(void)
+{
+    enum { DEBUGCTL = 0x1d9, SELECT = 0x1c8, TOS = 0x1c9, FROM = 0x680, TO = 0x6c0,
+           CAPABILITIES = 0x345, NOT_RING_0 = 1, NOT_OTHERS = 2, INDIRECT_JUMPS = 1 << 6,
+           FAR = 1 << 8, ALL_KINDS = 0x1fc };
+    int kernel = 0, entries = 0, exits = 0, latest;
+
+    expect("branch msr", "capabilities are read-only", wrmsr(CAPABILITIES, 3), false);
+    expect("branch msr", "reserved bit of the filter", wrmsr(SELECT, 1 << 9), false);
+    expect("branch msr", "no such pair is the latest", wrmsr(TOS, RECORDS), false);
+    expect("branch msr", "off at first", rdmsr(DEBUGCTL) & 1, 0);
+
+    wrmsr(TOS, 5);
+    for (int i = 0; i < RECORDS; i++) {
+        wrmsr(FROM + i, 0), wrmsr(TO + i, 0);
+    }
+    body_branches(100);
+    expect("branch msr", "nothing is recorded while it is off", rdmsr(TOS), 5);
+    expect("branch msr", "nothing was recorded", rdmsr(FROM + 6), 0);
+
+    wrmsr(SELECT, NOT_RING_0 | (ALL_KINDS & ~INDIRECT_JUMPS));
+    wrmsr(DEBUGCTL, 1);
+    body_branches(3);
+    latest = rdmsr(TOS);
+    body_branches(100);
+    wrmsr(DEBUGCTL, 0);
+    expect("branch msr", "as many as were taken", rdmsr(TOS), (latest + 100) % RECORDS);
+    for (int i = 0; i < RECORDS; i++) {
+        expect("branch msr", "from", rdmsr(FROM + i), (uintptr_t)indirect_jump);
+        expect("branch msr", "to", rdmsr(TO + i), (uintptr_t)indirect_target);
+    }
+
+    wrmsr(SELECT, NOT_OTHERS);
+    wrmsr(DEBUGCTL, 1);
+    wrmsr(DEBUGCTL, 0);
+    for (int i = 0; i < RECORDS; i++) {
+        uint64_t from = rdmsr(FROM + i);
+
+        expect("branch msr", "into the kernel or within it", rdmsr(TO + i) < 0, true);
+        expect("branch msr", "no misprediction", from >> 63, 0);
+        kernel += from >> 47 == 0xffff;
+    }
+    expect("branch msr", "addresses of the kernel lose their highest bit", kernel > 8, true);
+    wrmsr(SELECT, NOT_OTHERS | (ALL_KINDS & ~FAR));
+    wrmsr(DEBUGCTL, 1);
+    body_syscalls(100);
+    wrmsr(DEBUGCTL, 0);
+    for (int i = 0; i < RECORDS; i++) {
+        entries += is_in_syscalls(rdmsr(FROM + i)) && rdmsr(TO + i) < 0;
+    }
+    expect("branch msr", "system calls", entries > RECORDS / 2, true);
+
+    wrmsr(SELECT, NOT_RING_0 | (ALL_KINDS & ~FAR));
+    wrmsr(DEBUGCTL, 1);
+    body_syscalls(100);
+    wrmsr(DEBUGCTL, 0);
+    for (int i = 0; i < RECORDS; i++) {
+        exits += is_in_syscalls(rdmsr(TO + i)) && rdmsr(FROM + i) >> 47 == 0xffff;
+    }
+    expect("branch msr", "returns from system calls", exits > RECORDS / 2, true);
+    wrmsr(SELECT, 0);
+    printf("branch msr: done\n");
+}
+
 /*
  * Returns whether the instruction that starts with these bytes is a branch. The bodies have no
  * prefixes.
@@ -531,15 +832,52 @@ static bool is_conditional(unsigned long code)
            || (first == 0x0f && (second & 0xf0) == 0x80);
 }
 
-/* Counts the steps that a body takes. An iteration of a REP is none, and neither is a signal. */
+/*
+ * Returns the kinds that perf has for the branch that starts with these bytes; 0 for SYSCALL, which
+ * no record has that both begins and ends in user mode.
+ */
+static uint64_t kinds_of(unsigned long code)
+{
+    unsigned char first = code, field = (first == 0x41 ? code >> 19 : code >> 11) & 7;
+    uint64_t any = PERF_SAMPLE_BRANCH_ANY;
+
+    if (is_conditional(code)) {
+        return any | PERF_SAMPLE_BRANCH_COND;
+    }
+    switch (first) {
+    case 0x0f:
+        return 0;
+    case 0x41: case 0xff:
+        return any | (field == 2 ? PERF_SAMPLE_BRANCH_ANY_CALL : PERF_SAMPLE_BRANCH_IND_JUMP);
+    case 0xc3:
+        return any | PERF_SAMPLE_BRANCH_ANY_RETURN;
+    case 0xe8:
+        return any | PERF_SAMPLE_BRANCH_ANY_CALL;
+    default:
+        return any;
+    }
+}
+
+/* Returns where the conditional branch at `rip` goes on if it is not taken. */
+static uint64_t not_taken(uint64_t rip, unsigned long code)
+{
+    return rip + ((code & 0xff) == 0x0f ? 6 : 2);
+}
+
+/*
+ * Counts the steps that a body takes, and notes the branches that it takes. An iteration of a REP
+ * is no step, and neither is a signal.
+ */
 static void step(unsigned b)
 {
     long steps = 0, branches = 0, conditionals = 0, rounds = bodies[b].rounds_stepped;
     uintptr_t last = 0;
+    unsigned long last_code = 0;
     bool branch = false, conditional = false;
     int status;
     pid_t pid = fork();
 
+    truths = 0;
     if (pid == 0) {
         ptrace(PTRACE_TRACEME, 0, 0, 0);
         raise(SIGSTOP);
@@ -566,13 +904,19 @@ static void step(unsigned b)
         steps += executed;
         branches += executed && branch;
         conditionals += executed && conditional;
+        if (executed && branch && kinds_of(last_code) && truths < TAKEN_MAX
+            && !(conditional && regs.rip == not_taken(last, last_code))) {
+            truth[truths++] = (struct taken) { steps, last, regs.rip, kinds_of(last_code) };
+        }
         code = ptrace(PTRACE_PEEKTEXT, pid, regs.rip, 0);
         branch = is_branch(code);
         conditional = is_conditional(code);
         inside = (inside || regs.rip == (uintptr_t)measured_first)
                  && regs.rip != (uintptr_t)measured_end;
         last = regs.rip;
+        last_code = code;
     }
+    expect("branches that fit", bodies[b].name, truths < TAKEN_MAX, true);
     expect("steps", bodies[b].name, steps, INSNS(b, rounds));
     expect("branches stepped", bodies[b].name, branches, BRANCHES(b, rounds));
     expect("conditional branches stepped", bodies[b].name, conditionals, CONDITIONALS(b, rounds));
@@ -601,6 +945,10 @@ static void check_guest(void)
             die("/dev/cpu/0/msr");
         }
         check_msrs();
+        if (has_branch_records()) {
+            check_branch_msrs();
+            check_branch_records();
+        }
     }
 }
 

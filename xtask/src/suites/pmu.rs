@@ -46,7 +46,7 @@ fn build(name: &str, sources: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Runs the check on Intel's model.
+/// Runs the check on Intel's model, which also records branches.
 fn check(report: &mut Report, program: &Path) -> Result<()> {
     report.test("the numbers expected are those of single-stepping", || {
         let stepped = Command::new(program).arg("--step").output()?;
@@ -54,8 +54,13 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
         Ok(())
     });
     let mut spec = Spec::new("native", ["/work/pmu-check"])?.stock("");
+    spec.topology.cpu.push_str(",pmu-lbr=on");
     spec.files.push((program.to_owned(), "/work/pmu-check".into()));
-    report.succeeds(&spec, "every count is exact").map(drop)
+    let outcome = report.succeeds(&spec, "every count is exact")?;
+    report.test("every branch that was recorded is one that single-stepping took", || {
+        line(&outcome, "branch records: ", " samples").map(drop)
+    });
+    Ok(())
 }
 
 /// Runs the check on an AMD CPU, and another one of what its counters do in and around an SVM

@@ -13,6 +13,8 @@ typedef struct PMUGen {
     int branch_at;     /* the number of the last instruction that is a branch */
     bool conditional;  /* that branch is a conditional one */
     bool faults;       /* the block's last instruction is known to raise an exception */
+    PMUBranch kind;    /* of that branch */
+    bool no_branch;    /* what is generated only goes on to the next instruction */
 } PMUGen;
 
 #ifdef CONFIG_USER_ONLY
@@ -30,6 +32,14 @@ static inline void pmu_gen_uncount(PMUGen *g, DisasContextBase *db)
 }
 
 static inline void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
+{
+}
+
+static inline void pmu_gen_from(DisasContextBase *db, target_ulong pc_save)
+{
+}
+
+static inline void pmu_gen_taken(PMUGen *g, DisasContextBase *db)
 {
 }
 
@@ -115,43 +125,90 @@ static void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
     }
 }
 
+/* Before a branch, whose place is as far from EIP as the translator has gone on since pc_save. */
+static void pmu_gen_from(DisasContextBase *db, target_ulong pc_save)
+{
+    TCGv from;
+
+    QEMU_BUILD_BUG_MSG(!TARGET_TB_PCREL, "EIP is not known while a block executes");
+    if (db->tb->flags & HF_LBR_MASK) {
+        from = tcg_temp_new();
+        tcg_gen_addi_tl(from, cpu_eip, db->pc_next - pc_save);
+        tcg_gen_st_tl(from, cpu_env, offsetof(CPUX86State, pmu_branch_from));
+        tcg_temp_free(from);
+    }
+}
+
+/* Where the block's last instruction, if it is a branch, is taken and has written EIP. */
+static void pmu_gen_taken(PMUGen *g, DisasContextBase *db)
+{
+    if ((db->tb->flags & HF_LBR_MASK) && g->branch_at == db->num_insns) {
+        gen_helper_pmu_record(cpu_env, tcg_constant_i32(g->kind));
+    }
+}
+
 #endif
+
+/* Where the translator lets a block go on at an address that it knows. */
+static inline void pmu_gen_relative(PMUGen *g, DisasContextBase *db)
+{
+    if (!g->no_branch) {
+        pmu_gen_taken(g, db);
+    }
+}
 
 /*
  * Notes that the current instruction is a branch. The number is kept and not a flag, because the
  * translator may still find that the instruction does not fit into the block and drop it.
  */
-static inline void pmu_gen_branch(PMUGen *g, DisasContextBase *db)
+static inline void pmu_gen_branch(PMUGen *g, DisasContextBase *db, PMUBranch kind,
+                                  target_ulong pc_save)
 {
     g->branch_at = db->num_insns;
-    g->conditional = false;
+    g->conditional = kind == PMU_CONDITIONAL;
+    g->kind = kind;
+    pmu_gen_from(db, pc_save);
 }
 
-/* The same by opcode (0x100 added after a 0x0F byte), for all but the indirect ones of 0xFF. */
-static void pmu_gen_opcode(PMUGen *g, DisasContextBase *db, int opcode)
+/* The same for the indirect ones of opcode 0xFF, by the middle field of their ModRM byte. */
+static void pmu_gen_indirect(PMUGen *g, DisasContextBase *db, int op, target_ulong pc_save)
+{
+    pmu_gen_branch(g, db, op == 2 ? PMU_INDIRECT_CALL : op == 4 ? PMU_INDIRECT_JUMP : PMU_FAR,
+                   pc_save);
+}
+
+/* The same by opcode (0x100 added after a 0x0F byte), for all others. */
+static void pmu_gen_opcode(PMUGen *g, DisasContextBase *db, int opcode, target_ulong pc_save)
 {
     switch (opcode) {
     case 0x70 ... 0x7f: /* Jcc */
     case 0x180 ... 0x18f:
     case 0xe0 ... 0xe3: /* LOOP, JCXZ */
-        pmu_gen_branch(g, db);
-        g->conditional = true;
+        pmu_gen_branch(g, db, PMU_CONDITIONAL, pc_save);
         break;
-    case 0x9a: /* CALL far */
     case 0xc2: /* RET */
     case 0xc3:
+        pmu_gen_branch(g, db, PMU_RETURN, pc_save);
+        break;
+    case 0xe8: /* CALL */
+        pmu_gen_branch(g, db, PMU_RELATIVE_CALL, pc_save);
+        break;
+    case 0xe9: /* JMP */
+    case 0xeb:
+        pmu_gen_branch(g, db, PMU_RELATIVE_JUMP, pc_save);
+        break;
+    case 0x9a: /* CALL far */
     case 0xca: /* RET far */
     case 0xcb:
     case 0xcc: /* INT */
     case 0xcd:
     case 0xcf: /* IRET */
-    case 0xe8: /* CALL */
-    case 0xe9 ... 0xeb: /* JMP */
+    case 0xea: /* JMP far */
     case 0x105: /* SYSCALL */
     case 0x107: /* SYSRET */
     case 0x134: /* SYSENTER */
     case 0x135: /* SYSEXIT */
-        pmu_gen_branch(g, db);
+        pmu_gen_branch(g, db, PMU_FAR, pc_save);
     }
 }
 

@@ -8,6 +8,9 @@
  * them were conditional. A block subtracts PMU_COST of all its instructions at its start; whoever
  * leaves it early gives the rest back. SSE arithmetic is rare enough to be counted by each
  * instruction itself, behind what it does.
+ *
+ * While IA32_DEBUGCTL.LBR is set, which a bit of a block's key says, each branch also stores where
+ * it is, and calls a function where it is taken. Otherwise blocks have no code for branch records.
  */
 #ifndef I386_TCG_PMU_H
 #define I386_TCG_PMU_H
@@ -19,6 +22,17 @@
 
 #define PMU_COST(insns, branches, conditionals) \
     ((insns) * PMU_INSN - (branches) * PMU_BRANCH - (conditionals))
+
+/* Kinds of branches: the bits of MSR_LBR_SELECT that leave them out. */
+typedef enum PMUBranch {
+    PMU_CONDITIONAL = 1 << 2,
+    PMU_RELATIVE_CALL = 1 << 3,
+    PMU_INDIRECT_CALL = 1 << 4,
+    PMU_RETURN = 1 << 5,
+    PMU_INDIRECT_JUMP = 1 << 6,
+    PMU_RELATIVE_JUMP = 1 << 7,
+    PMU_FAR = 1 << 8, /* interrupts and exceptions, too */
+} PMUBranch;
 
 /* The privilege class, an index into the meters, of some hflags. */
 static inline int pmu_class(uint32_t hflags)
@@ -43,6 +57,8 @@ uint64_t pmu_misc_enable(X86CPU *cpu);
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
 /* CPUID leaf 0x80000022, AMD's version 2; all zeroes without it. */
 void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
+/* CPUID_EXT_PDCM, if there is an IA32_PERF_CAPABILITIES; otherwise 0. */
+uint32_t pmu_cpuid_pdcm(X86CPU *cpu);
 
 PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val);
 PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val);
@@ -72,6 +88,11 @@ void pmu_enter_guest(CPUX86State *env);
  * itself.
  */
 void pmu_interrupted(CPUX86State *env, int class);
+/*
+ * Records that an interrupt or an exception, INT n among them, was delivered; `from` is EIP before
+ * that. A debug exception ends recording instead.
+ */
+void pmu_record_interrupt(CPUX86State *env, target_ulong from, int vector);
 /* Gives back what a block did not execute of its last insns_left instructions. */
 void pmu_unwind(CPUState *cs, const struct TranslationBlock *tb, int insns_left);
 
@@ -101,6 +122,11 @@ static inline void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint3
 {
 }
 
+static inline uint32_t pmu_cpuid_pdcm(X86CPU *cpu)
+{
+    return 0;
+}
+
 static inline void pmu_sync(CPUX86State *env)
 {
 }
@@ -110,6 +136,10 @@ static inline void pmu_load(CPUX86State *env)
 }
 
 static inline void pmu_interrupted(CPUX86State *env, int class)
+{
+}
+
+static inline void pmu_record_interrupt(CPUX86State *env, target_ulong from, int vector)
 {
 }
 

@@ -3,8 +3,9 @@
  * Performance monitoring unit of the emulated processor: registers, counters, overflow.
  *
  * Intel: architectural performance monitoring version 2 or 3 (SDM volume 3, chapter "Performance
- * Monitoring"). AMD: the four K7-style counters, the six of the core extension, and version 2 with
- * its global registers (APM volume 2, "Performance Monitoring Counters").
+ * Monitoring"), and Nehalem's branch records (chapter "Debug, Branch Profile, TSC"). AMD: the four
+ * K7-style counters, the six of the core extension, and version 2 with its global registers (APM
+ * volume 2, "Performance Monitoring Counters").
  * The registers live in the fields that CPUX86State has for them anyway, so they migrate.
  */
 
@@ -57,6 +58,21 @@
 #define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
                           ((1ull << INTEL_COUNTERS) - 1))
 #define GLOBAL_CLEARABLE (GLOBAL_COUNTERS | 3ull << 62)
+
+#define DEBUGCTL         0x1d9
+#define DEBUGCTL_LBR     1
+#define DEBUGCTL_FREEZE  (1u << 11) /* the records, when a counter's overflow interrupts */
+#define LBR_SELECT       0x1c8
+#define LBR_NOT_RING_0   1 /* no branches that end there */
+#define LBR_NOT_OTHERS   2
+#define LBR_SELECTABLE   0x1ff
+#define LBR_TOS          0x1c9 /* which pair is the latest */
+#define LBR_FROM         0x680
+#define LBR_TO           0x6c0
+#define LBR_PAIRS        16
+#define LBR_MISPREDICTED (1ull << 63) /* in the address of the branch */
+#define LBR_WITH_FLAGS   3 /* IA32_PERF_CAPABILITIES: EIP, with that flag */
+#define VECTOR_DEBUG     1
 
 /* What processors do and the manuals do not promise: the property pmu-habits. */
 #define HABIT_VMRUN      1u /* VMRUN retires in the mode that it enters */
@@ -255,6 +271,9 @@ static void deliver_interrupt(CPUX86State *env)
     env->pmu_tally.interrupts++;
     env->pmu_tally.place = 0;
     env->pmu_tally.place_pending = pmu_class(env->hflags) || (env->hflags & HF_GUEST_MASK);
+    if (env->pmu_debugctl & DEBUGCTL_FREEZE) {
+        env->pmu_debugctl &= ~DEBUGCTL_LBR;
+    }
     if (!apic) {
         return;
     }
@@ -407,6 +426,7 @@ static void grant(CPUX86State *env)
         env->pmu_arithmetic[class] = 0;
     }
     env->hflags = deposit32(env->hflags, HF_PMU_SHIFT, 1, metered);
+    env->hflags = deposit32(env->hflags, HF_LBR_SHIFT, 1, env->pmu_debugctl & DEBUGCTL_LBR);
 }
 
 void pmu_sync(CPUX86State *env)
@@ -446,6 +466,36 @@ void pmu_interrupted(CPUX86State *env, int class)
     if ((env_archcpu(env)->pmu_habits & HABIT_INTERRUPTS) && (env->hflags & HF_PMU_MASK)) {
         env->pmu_meter[class] -= PMU_COST(1, 0, 0);
         pmu_sync(env);
+    }
+}
+
+/* Records a branch that has ended at the present EIP and CPL. */
+static void record(CPUX86State *env, target_ulong from, PMUBranch kind)
+{
+    uint64_t ending_here = pmu_class(env->hflags) ? LBR_NOT_OTHERS : LBR_NOT_RING_0;
+    LBREntry *latest;
+
+    if (env->pmu_debugctl & DEBUGCTL_LBR && !(env->pmu_lbr_select & (ending_here | kind))) {
+        env->pmu_lbr_tos = (env->pmu_lbr_tos + 1) % LBR_PAIRS;
+        latest = &env->lbr_records[env->pmu_lbr_tos];
+        latest->from = from & ~LBR_MISPREDICTED; /* nothing is predicted, and nothing wrongly */
+        latest->to = env->eip;
+    }
+}
+
+/* Recording may have ended within the block, which does not know of that. */
+void helper_pmu_record(CPUX86State *env, uint32_t kind)
+{
+    record(env, env->pmu_branch_from, kind);
+}
+
+void pmu_record_interrupt(CPUX86State *env, target_ulong from, int vector)
+{
+    if (vector == VECTOR_DEBUG) {
+        env->pmu_debugctl &= ~DEBUGCTL_LBR;
+        env->hflags &= ~HF_LBR_MASK;
+    } else {
+        record(env, from, PMU_FAR);
     }
 }
 
@@ -565,6 +615,10 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         }
         env->cpuid_xlevel = MAX(env->cpuid_xlevel, V2_CPUID);
     }
+    if (cpu->has_pmu_lbr && !is_intel(env)) {
+        error_setg(errp, "pmu-lbr needs an Intel processor with pmu");
+        return false;
+    }
     return read_habits(cpu, errp);
 }
 
@@ -575,6 +629,7 @@ void pmu_reset(X86CPU *cpu)
     if (has_globals(env)) {
         env->msr_global_ctrl = (1ull << general_counters(env)) - 1;
     }
+    env->pmu_capabilities = cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0;
     pmu_load(env);
 }
 
@@ -598,6 +653,11 @@ void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint
     *eax = is_v2(&cpu->env);
     *ebx = is_v2(&cpu->env) ? CORE_COUNTERS : 0;
     *ecx = *edx = 0;
+}
+
+uint32_t pmu_cpuid_pdcm(X86CPU *cpu)
+{
+    return cpu->has_pmu_lbr ? CPUID_EXT_PDCM : 0;
 }
 
 /* The same for AMD as below. */
@@ -631,6 +691,32 @@ static uint64_t *find_amd_msr(CPUX86State *env, uint32_t msr, uint64_t *writable
     return NULL;
 }
 
+/* The same for branch records. */
+static uint64_t *find_lbr_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
+{
+    switch (msr) {
+    case MSR_IA32_PERF_CAPABILITIES:
+        *writable = 0;
+        return &env->pmu_capabilities;
+    case DEBUGCTL:
+        *writable = UINT64_MAX;
+        return &env->pmu_debugctl;
+    case LBR_SELECT:
+        *writable = LBR_SELECTABLE;
+        return &env->pmu_lbr_select;
+    case LBR_TOS:
+        *writable = LBR_PAIRS - 1;
+        return &env->pmu_lbr_tos;
+    case LBR_FROM ... LBR_FROM + LBR_PAIRS - 1:
+        *writable = UINT64_MAX;
+        return &env->lbr_records[msr - LBR_FROM].from;
+    case LBR_TO ... LBR_TO + LBR_PAIRS - 1:
+        *writable = UINT64_MAX;
+        return &env->lbr_records[msr - LBR_TO].to;
+    }
+    return NULL;
+}
+
 /* Where a register is kept, and which bits of it software may set; NULL if there is no such. */
 static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
 {
@@ -658,6 +744,9 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
         case MSR_CORE_PERF_GLOBAL_OVF_CTRL:
             *writable = GLOBAL_CLEARABLE;
             return &env->msr_global_ovf_ctrl;
+        }
+        if (env_archcpu(env)->has_pmu_lbr) {
+            return find_lbr_msr(env, msr, writable);
         }
     } else if (is_amd(env)) {
         return find_amd_msr(env, msr, writable);
@@ -696,6 +785,8 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
         env->msr_global_status |= msr == V2_STATUS_SET ? val : 0;
     } else if (reg >= env->msr_gp_counters && reg < env->msr_gp_counters + MAX_GENERAL) {
         *reg = (is_intel(env) ? sextract64(val, 0, 32) : val) & width_mask(env);
+    } else if (reg == &env->pmu_debugctl) {
+        *reg = val & (DEBUGCTL_LBR | DEBUGCTL_FREEZE); /* QEMU has none of the others */
     } else {
         *reg = val;
     }
