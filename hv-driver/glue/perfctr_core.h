@@ -9,17 +9,17 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 264
+#define PERFCTR_DRIVER_BYTES 296
 
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 576
+#define PERFCTR_CPU_BYTES 584
 
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2432
+#define PERFCTR_VCPU_BYTES 2704
 
 /*
  * Bytes of storage of a domain, all zeroes at first.
@@ -219,6 +219,10 @@ struct perfctr_options {
    */
   bool accounts;
   /*
+   * See Settings::branches.
+   */
+  bool branches;
+  /*
    * Number of overflows that a vCPU may have in each millisecond.
    */
   uint32_t overflows_per_ms;
@@ -255,6 +259,10 @@ struct perfctr_host_facts {
    * Whether the glue can sample the host, and account what its vCPUs execute.
    */
   bool can_profile;
+  /*
+   * Whether the driver may use the registers that record branches.
+   */
+  bool can_record;
 };
 
 /*

@@ -79,6 +79,10 @@ impl Driver {
         if settings.all_events {
             caps.features |= CAPS_ALL_EVENTS;
         }
+        registers.branches = registers.branches.filter(|_| settings.branches);
+        if settings.branches && registers.branches.is_none() {
+            return Err(Refusal::Branches(identity.branch_format()));
+        }
         let is_shared = |readable: &Readable| readable.is_shared;
         let guest_reads_exit =
             !settings.owns_all && registers.readable.iter().flatten().any(is_shared);

@@ -5,17 +5,19 @@
 //! [`serve`], which asks for what; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvDomain, HvLoad, HvPlace, HvProfile,
-    HvQuery, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
-    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
-    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvBranches,
+    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats,
+    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_GO_ON,
+    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD,
+    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::arch::Filter;
 use crate::driver::Driver;
-use crate::guest::Guest;
+use crate::guest::{Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::Cpu;
 use crate::vcpu::Vcpu;
@@ -50,6 +52,8 @@ enum Operation {
     AccountsStart,
     AccountsRead,
     AccountsStop,
+    Record,
+    Branches,
 }
 
 impl Operation {
@@ -70,6 +74,8 @@ impl Operation {
             OP_ACCOUNTS_START => Self::AccountsStart,
             OP_ACCOUNTS_READ => Self::AccountsRead,
             OP_ACCOUNTS_STOP => Self::AccountsStop,
+            OP_RECORD => Self::Record,
+            OP_BRANCHES => Self::Branches,
             _ => return Err(Errno::INVAL),
         })
     }
@@ -82,7 +88,9 @@ impl Operation {
             | Self::Unregister
             | Self::Load
             | Self::Stop
-            | Self::Place => Permission::Count,
+            | Self::Place
+            | Self::Record
+            | Self::Branches => Permission::Count,
             Self::AccountsStart | Self::AccountsRead | Self::AccountsStop => {
                 Permission::ControlHost
             }
@@ -214,7 +222,11 @@ pub fn serve(
 ) -> Result<bool, Errno> {
     match decode(driver, op, bytes)? {
         Request::Query => {
-            let query = answer(driver, caller.is_allowed(), caller.machine());
+            let folded = caller.guest().is_some_and(|guest| guest.rings == Rings::Folded);
+            let mut query = answer(driver, caller.is_allowed(), caller.machine());
+            if folded && driver.registers.branches.is_some() {
+                query.features |= FEATURE_BRANCHES;
+            }
             query.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
@@ -257,6 +269,13 @@ pub fn serve(
             return Ok(true);
         }
         Request::AccountsStop => caller.stop_accounts()?,
+        Request::Record(filter) => record(caller, filter)?,
+        Request::Branches(slot) => {
+            let take = |vcpu: &mut Vcpu| vcpu.can_record().then(|| vcpu.take_branches(slot));
+            let taken = caller.on_vcpu(|_, vcpu, _, _| take(vcpu)).ok_or(Errno::NXIO)?;
+            taken.ok_or(Errno::OPNOTSUPP)?.write_to(bytes).map_err(|_| Errno::INVAL)?;
+            return Ok(true);
+        }
     }
     Ok(false)
 }
@@ -292,6 +311,23 @@ fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
         Ok(())
     });
     loaded.ok_or(Errno::NXIO)?
+}
+
+fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
+    let begun = caller.on_vcpu(|cpu, vcpu, _, allowed| {
+        if !vcpu.can_record() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if !allowed {
+            return Err(Errno::PERM);
+        }
+        if !cpu.pcpu.counts() {
+            return Err(Errno::NODEV);
+        }
+        vcpu.record(cpu, filter);
+        Ok(())
+    });
+    begun.ok_or(Errno::NXIO)?
 }
 
 /// A well-formed request.
@@ -338,6 +374,10 @@ pub enum Request {
     AccountsRead,
     /// Account no more.
     AccountsStop,
+    /// Record these branches.
+    Record(Filter),
+    /// Return the branches before the overflow of this counter.
+    Branches(PhysSlot),
 }
 
 /// Decodes operation `op` with the argument `bytes`, all of which the caller passed.
@@ -384,7 +424,24 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
             driver.accounts.ok_or(Errno::OPNOTSUPP)?;
             decode_accounts(driver, operation, bytes)
         }
+        Operation::Record | Operation::Branches => {
+            driver.registers.branches.ok_or(Errno::OPNOTSUPP)?;
+            decode_branches(operation, bytes)
+        }
     }
+}
+
+fn decode_branches(operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {
+    if operation == Operation::Record {
+        return match HvRecord::read_from_bytes(bytes) {
+            Ok(HvRecord { filter, reserved: 0 }) => {
+                Filter::new(filter).map(Request::Record).ok_or(Errno::INVAL)
+            }
+            _ => Err(Errno::INVAL),
+        };
+    }
+    let asked = HvBranches::ref_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+    PhysSlot::from_guest(asked.slot).map(Request::Branches).ok_or(Errno::INVAL)
 }
 
 fn decode_profile(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {

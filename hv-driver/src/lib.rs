@@ -14,6 +14,7 @@
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
 //! * [`profile`] samples the host itself, for its administrator, as long as a `lease` lasts.
+//! * `branches` has the branches that a vCPU has taken before its counters overflowed.
 //! * [`accounting`] counts what each vCPU executes, and what the hypervisor executes meanwhile, in
 //!   each vCPU's [`Account`].
 //! * [`hal::Pmu`] is the hardware; [`arch`] knows which there is, where its registers are, and what
@@ -28,6 +29,7 @@
 pub mod account;
 pub mod accounting;
 pub mod arch;
+pub(crate) mod branches;
 pub mod demand;
 pub mod driver;
 pub mod guest;

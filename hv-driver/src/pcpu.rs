@@ -6,7 +6,7 @@ use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 
 use crate::account::Accounting;
-use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Identity, Readable, Refusal, Selectors};
+use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Filter, Identity, Readable, Refusal, Selectors};
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
 use crate::serial::DomainSerial;
@@ -40,6 +40,10 @@ pub struct Pcpu {
     dirty: u32,
     /// The owner of all events in the dirty counters.
     owner: Owner,
+    /// Whether branches are recorded at this moment.
+    recording: bool,
+    /// What the register that controls that held, without the bit that records.
+    branch_control: u64,
     /// What is accounted on this CPU.
     pub(crate) accounting: Accounting,
     /// What the driver has done on this CPU.
@@ -56,6 +60,8 @@ impl Pcpu {
             stopped: 0,
             dirty: 0,
             owner: Owner::STRANGER,
+            recording: false,
+            branch_control: 0,
             accounting: Accounting::NONE,
             stats: Stats::new(),
         }
@@ -102,6 +108,10 @@ impl<P: Pmu> Cpu<'_, P> {
         let found = arch::probe(identity, self.pmu)?;
         self.driver.boot.agrees(identity)?;
         self.clear_readable()?;
+        if let Some(branches) = &self.driver.registers.branches {
+            self.pcpu.branch_control = branches.probe(self.pmu)?;
+        }
+        self.pcpu.recording = false;
         self.pcpu.global_ctrl = found;
         self.take_over();
         Ok(())
@@ -138,6 +148,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Gives a CPU back that goes down.  Its registers get the values that they had when it came
     /// up, except that nothing counts.
     pub fn go_down(&mut self) {
+        self.record(false);
         if self.pcpu.selectors.take().is_some() {
             self.stop_all();
             if let Some(global) = &self.driver.registers.global {
@@ -170,6 +181,37 @@ impl<P: Pmu> Cpu<'_, P> {
                 }
             }
             self.pmu.write_register(global.acknowledge, status);
+        }
+    }
+
+    /// Forgets which branches were recorded here, and has those recorded from now on that `filter`
+    /// selects, as soon as [`record`](Self::record) says so.
+    pub(crate) fn begin_records(&self, filter: Filter) {
+        if let Some(branches) = &self.driver.registers.branches {
+            branches.begin(self.pmu, filter);
+        }
+    }
+
+    /// Lets branches be recorded, or not.
+    #[inline(always)]
+    pub(crate) fn record(&mut self, on: bool) {
+        if self.pcpu.recording != on {
+            self.pcpu.recording = on;
+            self.write_recording(on);
+        }
+    }
+
+    /// Records again, if branches are to be recorded at this moment: the CPU itself stops that at
+    /// each debug exception.
+    pub(crate) fn go_on_recording(&self) {
+        if self.pcpu.recording {
+            self.write_recording(true);
+        }
+    }
+
+    fn write_recording(&self, on: bool) {
+        if let Some(branches) = &self.driver.registers.branches {
+            branches.enable(self.pmu, self.pcpu.branch_control, on);
         }
     }
 

@@ -72,7 +72,8 @@ pub(crate) mod tests {
             ..Identity::NONE
         };
         let options = Options { all_domains, ..Options::OFF };
-        let host = HostFacts { ticks_per_ms: 1_000, owns_all: true, can_profile: true };
+        let host =
+            HostFacts { ticks_per_ms: 1_000, owns_all: true, can_profile: true, can_record: false };
         Driver::new(&nehalem, &options.settings(&host)).unwrap()
     }
 

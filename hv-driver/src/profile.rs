@@ -386,7 +386,12 @@ mod tests {
 
     impl Host {
         fn new(cpu: &Identity) -> Self {
-            let facts = HostFacts { ticks_per_ms: TICKS_PER_MS, owns_all: true, can_profile: true };
+            let facts = HostFacts {
+                ticks_per_ms: TICKS_PER_MS,
+                owns_all: true,
+                can_profile: true,
+                can_record: false,
+            };
             let options = Options { profile: true, ..Options::OFF };
             let driver = Driver::new(cpu, &options.settings(&facts)).unwrap();
             let expected = ExpectedInterrupts::new();

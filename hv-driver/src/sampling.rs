@@ -143,10 +143,10 @@ impl Sampling {
         core::mem::take(&mut self.notify)
     }
 
-    /// Returns whether counters have overflowed whose places are not known yet.
+    /// Returns the counters that have overflowed and whose places are not known yet.
     #[inline(always)]
-    pub(crate) const fn want_place(&self) -> bool {
-        self.unplaced != 0
+    pub(crate) const fn unplaced(&self) -> u32 {
+        self.unplaced
     }
 
     /// Notes `place` as the place of the overflows that were just seen.

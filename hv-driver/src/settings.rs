@@ -2,8 +2,8 @@
 //! What the host's administrator asks for: the option `perfctr` of every hypervisor.
 
 /// The syntax of the option, for the console.
-pub const EXPECTED: &str = "on|off[,accounts][,all][,cost][,events=all][,entries=counted][,profile]\
-                            [,rate=<overflows per ms>]";
+pub const EXPECTED: &str = "on|off[,accounts][,all][,branches][,cost][,events=all]\
+                            [,entries=counted][,profile][,rate=<overflows per ms>]";
 
 /// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
 const OVERFLOWS_PER_MS: u32 = 50;
@@ -40,6 +40,8 @@ pub struct Settings {
     /// Whether two general counters are kept from the guests, with which the host accounts what
     /// each vCPU executes.
     pub accounts: bool,
+    /// Whether guests may have the branches recorded that they take.
+    pub branches: bool,
     /// Whether only the driver writes to registers of counters.  This includes counters that
     /// several cores share.
     pub owns_all: bool,
@@ -57,6 +59,7 @@ impl Settings {
             counts_entries: false,
             profile: false,
             accounts: false,
+            branches: false,
             owns_all: true,
         }
     }
@@ -72,6 +75,8 @@ pub struct HostFacts {
     pub owns_all: bool,
     /// Whether the glue can sample the host, and account what its vCPUs execute.
     pub can_profile: bool,
+    /// Whether the driver may use the registers that record branches.
+    pub can_record: bool,
 }
 
 /// The values of the option's words.
@@ -92,6 +97,8 @@ pub struct Options {
     pub profile: bool,
     /// See [`Settings::accounts`].
     pub accounts: bool,
+    /// See [`Settings::branches`].
+    pub branches: bool,
     /// Number of overflows that a vCPU may have in each millisecond.
     pub overflows_per_ms: u32,
 }
@@ -106,6 +113,7 @@ impl Options {
         counts_entries: false,
         profile: false,
         accounts: false,
+        branches: false,
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
@@ -132,6 +140,7 @@ impl Options {
             b"events=all" => self.all_events = true,
             b"profile" => self.profile = true,
             b"accounts" => self.accounts = true,
+            b"branches" => self.branches = true,
             b"entries=counted" => self.counts_entries = true,
             _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
         }
@@ -149,6 +158,7 @@ impl Options {
             counts_entries: self.counts_entries,
             profile: self.profile && host.can_profile,
             accounts: self.accounts && host.can_profile,
+            branches: self.branches && host.can_record,
             owns_all: host.owns_all,
         }
     }
@@ -181,6 +191,7 @@ mod tests {
             ("entries=counted", Options { counts_entries: true, ..on }),
             ("profile", Options { profile: true, ..on }),
             ("accounts", Options { accounts: true, ..on }),
+            ("branches", Options { branches: true, ..on }),
             ("profile,accounts", Options { profile: true, accounts: true, ..on }),
             ("rate=17", Options { overflows_per_ms: 17, ..on }),
             ("rate=4294967295", Options { overflows_per_ms: u32::MAX, ..on }),
@@ -213,11 +224,11 @@ mod tests {
 
     #[test]
     fn counters_are_kept_only_where_the_host_can_use_them() {
-        let options = Options { profile: true, accounts: true, ..Options::OFF };
-        for can_profile in [false, true] {
-            let host = HostFacts { ticks_per_ms: 1, owns_all: true, can_profile };
-            let Settings { profile, accounts, .. } = options.settings(&host);
-            assert_eq!([profile, accounts], [can_profile; 2]);
+        let options = Options { profile: true, accounts: true, branches: true, ..Options::OFF };
+        for (can_profile, can_record) in [(false, false), (false, true), (true, false)] {
+            let host = HostFacts { ticks_per_ms: 1, owns_all: true, can_profile, can_record };
+            let Settings { profile, accounts, branches, .. } = options.settings(&host);
+            assert_eq!([profile, accounts, branches], [can_profile, can_profile, can_record]);
         }
     }
 
@@ -226,11 +237,21 @@ mod tests {
         let mut options = Options { all_domains: true, overflows_per_ms: 7, ..Options::OFF };
         assert!(
             !options
-                .settings(&HostFacts { ticks_per_ms: 1, owns_all: false, can_profile: false })
+                .settings(&HostFacts {
+                    ticks_per_ms: 1,
+                    owns_all: false,
+                    can_profile: false,
+                    can_record: false,
+                })
                 .counts_entries
         );
         options.counts_entries = true;
-        let host = HostFacts { ticks_per_ms: 2_400_000, owns_all: true, can_profile: true };
+        let host = HostFacts {
+            ticks_per_ms: 2_400_000,
+            owns_all: true,
+            can_profile: true,
+            can_record: true,
+        };
         let settings = options.settings(&host);
         assert_eq!(settings.rate, Rate { window_tsc: 2_400_000, overflows_max: 7 });
         assert!(
@@ -240,6 +261,7 @@ mod tests {
                 && !settings.all_events
                 && !settings.profile
                 && !settings.accounts
+                && !settings.branches
                 && !settings.measure_cost
         );
     }

@@ -9,13 +9,14 @@
 use shared_abi::arch::{CLOCK_MASK, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::count::phys_star;
 use shared_abi::hypercall::{
-    HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvPlace,
+    HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvBranches, HvPlace,
 };
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, VcpuPage};
 
-use crate::arch::{self, Selectors};
+use crate::arch::{self, Filter, Selectors};
+use crate::branches::Branches;
 use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
@@ -69,12 +70,13 @@ pub struct Vcpu {
     gated: u32,
     /// The number of gated slots.  Each is read once at a change of mode.
     gated_reads: u64,
-    /// Whether there are gated slots, none of them samples, and the driver does not measure its own
-    /// cost.
+    /// Whether there are gated slots, none of them samples, no branches are recorded in one mode
+    /// only, and the driver does not measure its own cost.
     plain: bool,
     /// Slots that count at this moment.
     running: u32,
     sampling: Sampling,
+    branches: Branches,
     shares: Shares,
     state: State,
     publisher: Publisher,
@@ -124,6 +126,7 @@ impl Vcpu {
             plain: false,
             running: 0,
             sampling: Sampling::NONE,
+            branches: Branches::NONE,
             shares,
             state,
             publisher,
@@ -143,6 +146,7 @@ impl Vcpu {
     /// an interrupt or a revocation may still call the driver, but writes nothing to the page.
     pub fn unregister<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         self.stop(cpu, page);
+        self.record(cpu, Filter::NONE);
         self.state.executing = false;
         self.state.direct = false;
         self.publisher.unregister(page);
@@ -152,6 +156,7 @@ impl Vcpu {
     /// Its page is no longer registered, and the driver does not write to it.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
         cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);
+        self.record(cpu, Filter::NONE);
         self.configure(cpu.driver, &Config::default());
         load_at_switch(cpu, self.outside, 0);
         cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, 0, |_| ()));
@@ -177,8 +182,23 @@ impl Vcpu {
     pub fn revoke<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         if self.state.direct {
             self.state.direct = false;
+            self.record(cpu, Filter::NONE);
             self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
         }
+    }
+
+    /// Returns whether the vCPU's branches can be recorded.  The driver has to know when the guest
+    /// changes its mode, which it does of [`Rings::Folded`].
+    pub fn can_record(&self) -> bool {
+        self.rings == Rings::Folded
+    }
+
+    /// Forgets which branches the calling vCPU has taken, and records from now on those that
+    /// `filter` selects.  The guest is in its kernel.
+    pub fn record<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, filter: Filter) {
+        self.branches.select(filter);
+        self.plain = self.is_plain(cpu.driver);
+        cpu.enter(HOOK_LOAD, |cpu| self.branches.begin(cpu, true));
     }
 
     fn replace<P: Pmu>(
@@ -218,6 +238,8 @@ impl Vcpu {
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
             self.fold(cpu.pmu, page, self.running);
+            self.branches.read(cpu, self.sampling.unplaced());
+            cpu.record(false);
             if self.sampling.slots() != 0 {
                 cpu.enable_except(self.stopped());
                 let seen = self.state.overflows != overflows;
@@ -235,7 +257,7 @@ impl Vcpu {
             self.state.executing = false;
             publish::switched_out(page, &self.state);
         });
-        self.sampling.want_place()
+        self.sampling.unplaced() != 0
     }
 
     /// Switches the vCPU in on this physical CPU, in `mode`.  `allowed` says whether the host
@@ -254,6 +276,7 @@ impl Vcpu {
             if !allowed || !cpu.pcpu.counts() {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;
+                self.branches.select(Filter::NONE);
                 self.configure(cpu.driver, &Config::default());
             }
             if self.outside != 0 {
@@ -278,6 +301,7 @@ impl Vcpu {
             if self.config.slots() != 0 {
                 cpu.enable_except(self.stopped());
             }
+            self.branches.begin(cpu, mode == GuestMode::Kernel);
             publish::switched_in(page, &self.state);
         });
         self.sampling.take_notify()
@@ -330,7 +354,8 @@ impl Vcpu {
         }
         // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
         // `switch_to` learns the final one.
-        self.gated != 0 && self.state.executing && self.toggle_otherwise(cpu, page, mode)
+        let concerned = self.gated != 0 || self.branches.is_gated();
+        concerned && self.state.executing && self.toggle_otherwise(cpu, page, mode)
     }
 
     /// Changes the mode in the less usual cases.  This is a function of its own, so that the usual
@@ -344,11 +369,14 @@ impl Vcpu {
     ) -> bool {
         cpu.enter(HOOK_TOGGLE, |cpu| {
             if self.sampling.slots() & self.gated == 0 {
+                self.branches.change_mode(cpu, mode == GuestMode::Kernel);
                 return self.change_mode(cpu.pmu, page, mode);
             }
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
             self.fold(cpu.pmu, page, self.running & self.gated);
+            self.branches.read(cpu, self.sampling.unplaced());
+            self.branches.change_mode(cpu, mode == GuestMode::Kernel);
             self.run(cpu.pmu, page, mode);
             cpu.enable_except(self.stopped());
             // Nothing else of the state changes here, and modes change often.
@@ -394,6 +422,8 @@ impl Vcpu {
             let sampling = self.running & slots;
             self.fold(cpu.pmu, page, sampling);
             cpu.acknowledge();
+            self.branches.read(cpu, self.sampling.unplaced());
+            cpu.go_on_recording();
             cpu.pmu.expect_interrupts(self.sampling.armed(), false);
             self.start(cpu.pmu, page, sampling);
             publish::state(page, &self.state);
@@ -413,6 +443,12 @@ impl Vcpu {
         self.sampling.take_place(slot)
     }
 
+    /// Returns the branches that were taken before the counter overflowed since it was loaded, if
+    /// the guest has not asked for them before.
+    pub fn take_branches(&mut self, slot: PhysSlot) -> HvBranches {
+        self.branches.take(slot)
+    }
+
     fn configure(&mut self, driver: &Driver, config: &Config) {
         self.config = *config;
         self.selectors = Selectors::new(config, self.rings, self.gate);
@@ -428,10 +464,16 @@ impl Vcpu {
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
-        let samples = self.gated & config.sampling() != 0;
-        self.plain = self.gated != 0 && !samples && driver.cost.is_none();
         self.sampling.configure(config.sampling());
+        self.branches.forget_overflows();
+        self.plain = self.is_plain(driver);
         self.state.loaded = config.slots();
+    }
+
+    /// Returns whether a change of the guest's mode is simple; see the field of that name.
+    fn is_plain(&self, driver: &Driver) -> bool {
+        let samples = self.gated & self.sampling.slots() != 0;
+        self.gated != 0 && !samples && !self.branches.is_gated() && driver.cost.is_none()
     }
 
     /// Folds, stops and publishes the slots in `mask`, which are running.

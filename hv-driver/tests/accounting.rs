@@ -174,7 +174,12 @@ impl Core {
 }
 
 fn host(cpu: &Identity) -> Driver {
-    let facts = HostFacts { ticks_per_ms: TICKS_PER_MS, owns_all: true, can_profile: true };
+    let facts = HostFacts {
+        ticks_per_ms: TICKS_PER_MS,
+        owns_all: true,
+        can_profile: true,
+        can_record: false,
+    };
     let options = Options::parse(b"accounts").unwrap();
     Driver::new(cpu, &options.settings(&facts)).unwrap()
 }

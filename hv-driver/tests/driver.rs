@@ -13,11 +13,12 @@ use hv_driver::{
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
-    HvAccounting, HvAccounts, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples, HvStats,
-    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_LOAD, OP_PLACE,
-    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
-    OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    BRANCHES_KINDS, BRANCHES_USER, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD,
+    HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches, HvLoad,
+    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ,
+    OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_LOAD, OP_PLACE,
+    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS,
+    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1649,6 +1650,84 @@ mod requests {
         ] {
             assert_eq!(refused_by(&mut tenant, op, bytes), Errno::PERM);
         }
+    }
+
+    /// A domain on a host that lets guests record branches, and a call of it.
+    fn recording() -> (Driver, Domain) {
+        let driver = || {
+            let identity = Identity { perf_capabilities: 3, ..nehalem() };
+            Driver::new(&identity, &Settings { branches: true, ..SETTINGS }).unwrap()
+        };
+        let machine = Machine::with(driver(), Guest::pv());
+        (driver(), Domain { machine, ..Domain::new() })
+    }
+
+    const RECORD: HvRecord = HvRecord { filter: BRANCHES_USER | BRANCHES_KINDS, reserved: 0 };
+
+    #[test]
+    fn branches_are_recorded_as_the_guest_asks() {
+        let (driver, mut domain) = recording();
+        domain.machine.pmu.take_writes();
+        let mut asked = HvBranches { slot: 2, count: 9, ..HvBranches::default() };
+        assert_eq!(serve(&driver, &mut domain, OP_RECORD, { RECORD }.as_mut_bytes()), Ok(false));
+        // MSR_LBR_SELECT: not what ends in ring 0, and no far branches.
+        assert!(domain.machine.pmu.take_writes().contains(&(0x1c8, 0x101)));
+        assert_eq!(serve(&driver, &mut domain, OP_BRANCHES, asked.as_mut_bytes()), Ok(true));
+        assert_eq!(asked, HvBranches { slot: 2, ..HvBranches::default() });
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_request_for_branches_is_said() {
+        let (driver, mut domain) = recording();
+        let mut refused = |op, bytes: &[u8]| {
+            let done = serve(&driver, &mut domain, op, &mut bytes.to_vec());
+            assert_eq!(done, Err(Errno::INVAL), "{op}, {bytes:?}");
+        };
+        for wrong in [
+            HvRecord { filter: BRANCHES_USER, ..RECORD },
+            HvRecord { filter: BRANCHES_KINDS, ..RECORD },
+            HvRecord { filter: 1 << 8 | RECORD.filter, ..RECORD },
+            HvRecord { reserved: 1, ..RECORD },
+        ] {
+            refused(OP_RECORD, wrong.as_bytes());
+        }
+        refused(OP_RECORD, &RECORD.as_bytes()[1..]);
+        let slot = MAX_SLOTS as u32;
+        refused(OP_BRANCHES, HvBranches { slot, ..HvBranches::default() }.as_bytes());
+        refused(OP_BRANCHES, &[0; 8]);
+    }
+
+    #[test]
+    fn branches_are_for_pv_guests_that_may_count_on_a_host_that_records_them() {
+        let asked = |driver: &Driver, domain: &mut Domain| {
+            let mut branches = HvBranches::default();
+            let mut query = HvQuery { abi_major: u32::from(ABI_MAJOR), ..HvQuery::default() };
+            assert_eq!(serve(driver, domain, OP_QUERY, query.as_mut_bytes()), Ok(true));
+            (
+                serve(driver, domain, OP_RECORD, { RECORD }.as_mut_bytes()),
+                serve(driver, domain, OP_BRANCHES, branches.as_mut_bytes()),
+                query.features & FEATURE_BRANCHES != 0,
+            )
+        };
+        let unsupported = (Err(Errno::OPNOTSUPP), Err(Errno::OPNOTSUPP), false);
+        assert_eq!(asked(&driver(), &mut Domain::new()), unsupported, "not switched on");
+
+        let (driver, mut domain) = recording();
+        assert_eq!(asked(&driver, &mut domain), (Ok(false), Ok(true), true));
+        domain.allowed = false;
+        assert_eq!(asked(&driver, &mut domain), (Err(Errno::PERM), Ok(true), true));
+        domain.registered = false;
+        assert_eq!(asked(&driver, &mut domain), (Err(Errno::NXIO), Err(Errno::NXIO), true));
+
+        let (driver, _) = recording();
+        let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
+        let machine = Machine::with(recording().0, guest);
+        let mut other = Domain { machine, guest: Some(guest), ..Domain::new() };
+        assert_eq!(asked(&driver, &mut other), unsupported, "rings of its own");
+
+        let (driver, mut domain) = recording();
+        domain.machine.pcpu = Pcpu::new();
+        assert_eq!(asked(&driver, &mut domain).0, Err(Errno::NODEV), "not the driver's CPU");
     }
 
     /// On a host that keeps a counter for samples of itself.

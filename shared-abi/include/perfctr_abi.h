@@ -88,6 +88,8 @@ typedef int32_t __s32;
 #define PERFCTR_OP_ACCOUNTS_START 0xc
 #define PERFCTR_OP_ACCOUNTS_READ 0xd
 #define PERFCTR_OP_ACCOUNTS_STOP 0xe
+#define PERFCTR_OP_RECORD 0xf
+#define PERFCTR_OP_BRANCHES 0x10
 #define PERFCTR_ACCOUNTS_LEASE_MS 0x2710
 #define PERFCTR_ACCOUNTS_MAX 0x17
 #define PERFCTR_ACCOUNT_UNDIVIDED 0x1
@@ -96,6 +98,17 @@ typedef int32_t __s32;
 #define PERFCTR_PLACE_KERNEL 0x2
 #define PERFCTR_FEATURE_ENABLED 0x1
 #define PERFCTR_FEATURE_COST 0x2
+#define PERFCTR_FEATURE_BRANCHES 0x4
+#define PERFCTR_BRANCHES_USER 0x1
+#define PERFCTR_BRANCHES_KERNEL 0x2
+#define PERFCTR_BRANCHES_CONDITIONAL 0x4
+#define PERFCTR_BRANCHES_RELATIVE_CALLS 0x8
+#define PERFCTR_BRANCHES_INDIRECT_CALLS 0x10
+#define PERFCTR_BRANCHES_RETURNS 0x20
+#define PERFCTR_BRANCHES_INDIRECT_JUMPS 0x40
+#define PERFCTR_BRANCHES_RELATIVE_JUMPS 0x80
+#define PERFCTR_BRANCHES_MAX 0x10
+#define PERFCTR_BRANCH_MISPREDICTED 0x1
 #define PERFCTR_HOOK_SWITCH_FROM 0x0
 #define PERFCTR_HOOK_SWITCH_TO 0x1
 #define PERFCTR_HOOK_TOGGLE 0x2
@@ -431,6 +444,34 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, vcpu) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, count) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, reserved) == 12);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_accounts, account) == 16);
+
+struct perfctr_hv_record {
+	__u32 filter;
+	__u32 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_record) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_record, filter) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_record, reserved) == 4);
+
+struct perfctr_hv_branch {
+	__u64 from;
+	__u64 to;
+	__u64 flags;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_branch) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_branch, from) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_branch, to) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_branch, flags) == 16);
+
+struct perfctr_hv_branches {
+	__u32 slot;
+	__u32 count;
+	struct perfctr_hv_branch branch[16];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_branches) == 392);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_branches, slot) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_branches, count) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_branches, branch) == 8);
 
 struct perfctr_info_arg {
 	__u32 abi_major;

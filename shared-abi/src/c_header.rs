@@ -40,10 +40,13 @@ const CONSTANTS: &[(&str, u64)] = constants! {
         OP_STATS, OP_PLACE, OP_GO_ON, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP,
         PROFILE_LEASE_MS, PROFILE_PERIOD_MIN, PROFILE_AT_GUESTS,
         SAMPLES_MAX, SAMPLE_HYPERVISOR, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER,
-        OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP,
+        OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP, OP_RECORD, OP_BRANCHES,
         ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, ACCOUNT_UNDIVIDED,
         PLACE_NONE, PLACE_USER, PLACE_KERNEL, FEATURE_ENABLED,
-        FEATURE_COST,
+        FEATURE_COST, FEATURE_BRANCHES,
+        BRANCHES_USER, BRANCHES_KERNEL, BRANCHES_CONDITIONAL, BRANCHES_RELATIVE_CALLS,
+        BRANCHES_INDIRECT_CALLS, BRANCHES_RETURNS, BRANCHES_INDIRECT_JUMPS,
+        BRANCHES_RELATIVE_JUMPS, BRANCHES_MAX, BRANCH_MISPREDICTED,
         HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HOOK_LOAD, HOOK_INTERRUPT, HOOKS,
         VIRQ_NUMBER,
     }
@@ -75,7 +78,7 @@ types! {
     caps::{WireCaps}
     config::{CounterConfig}
     hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats, HvPlace, HvProfile,
-        HvSample, HvSamples, HvAccounting, HvAccount, HvAccounts}
+        HvSample, HvSamples, HvAccounting, HvAccount, HvAccounts, HvRecord, HvBranch, HvBranches}
     ioctl::{Info, Create, Control, Sums, CpuState}
     ring::{RingRequest, RingRecord}
 }

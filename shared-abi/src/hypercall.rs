@@ -21,6 +21,8 @@
 //! | [`OP_ACCOUNTS_START`] | [`HvAccounting`] | the control domain | `EPERM`, `EOPNOTSUPP` no counters are reserved, `EBUSY` events are accounted already, those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_ACCOUNTS_READ`] | [`HvAccounts`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
 //! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
+//! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV` nothing counts on this physical CPU |
+//! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
@@ -96,6 +98,16 @@ pub const OP_ACCOUNTS_READ: u32 = 13;
 /// The control domain ends the accounting.  What has not been read is lost.
 pub const OP_ACCOUNTS_STOP: u32 = 14;
 
+/// The hypervisor forgets what the calling vCPU has recorded, and records the branches of these
+/// kinds that it takes from now on.
+///
+/// It records until the next such call, or until the page is no longer registered or the domain may
+/// no longer count.  Sums and configuration do not change.
+pub const OP_RECORD: u32 = 15;
+/// The guest asks for the last branches that the calling vCPU took before one of its counters
+/// overflowed.
+pub const OP_BRANCHES: u32 = 16;
+
 /// The operations on the whole host.  Any domain but the control domain gets `EPERM` for them.
 pub const HOST_OPS: [u32; 8] = [
     OP_DOMAIN,
@@ -128,6 +140,8 @@ pub const VIRQ_NUMBER: u32 = 20;
 pub const FEATURE_ENABLED: u32 = 1 << 0;
 /// [`HvQuery::features`]: the driver counts its own instructions, see [`HvHookStats`].
 pub const FEATURE_COST: u32 = 1 << 1;
+/// [`HvQuery::features`]: the caller can have its branches recorded, see [`OP_RECORD`].
+pub const FEATURE_BRANCHES: u32 = 1 << 2;
 
 /// Argument of [`OP_QUERY`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -258,6 +272,101 @@ layout!(HvPlace, "perfctr_hv_place", 32, {
     8 ip: "__u64",
     16 sp: "__u64",
     24 flags: "__u64",
+});
+
+/// [`HvRecord::filter`]: branches of the guest's user mode.
+pub const BRANCHES_USER: u32 = 1 << 0;
+/// [`HvRecord::filter`]: branches of the guest's kernel.
+pub const BRANCHES_KERNEL: u32 = 1 << 1;
+/// [`HvRecord::filter`]: conditional branches, which are recorded only if they are taken.
+pub const BRANCHES_CONDITIONAL: u32 = 1 << 2;
+/// [`HvRecord::filter`]: calls whose distance is in the instruction.
+pub const BRANCHES_RELATIVE_CALLS: u32 = 1 << 3;
+/// [`HvRecord::filter`]: calls through a register or a pointer.
+pub const BRANCHES_INDIRECT_CALLS: u32 = 1 << 4;
+/// [`HvRecord::filter`]: returns.
+pub const BRANCHES_RETURNS: u32 = 1 << 5;
+/// [`HvRecord::filter`]: jumps through a register or a pointer.
+pub const BRANCHES_INDIRECT_JUMPS: u32 = 1 << 6;
+/// [`HvRecord::filter`]: jumps whose distance is in the instruction.
+pub const BRANCHES_RELATIVE_JUMPS: u32 = 1 << 7;
+
+/// The bits of [`HvRecord::filter`] that are modes.
+pub const BRANCHES_MODES: u32 = BRANCHES_USER | BRANCHES_KERNEL;
+/// The bits of [`HvRecord::filter`] that are kinds of branches.  There is none for far branches:
+/// they lead to the hypervisor, or come from it.
+pub const BRANCHES_KINDS: u32 = BRANCHES_CONDITIONAL
+    | BRANCHES_RELATIVE_CALLS
+    | BRANCHES_INDIRECT_CALLS
+    | BRANCHES_RETURNS
+    | BRANCHES_INDIRECT_JUMPS
+    | BRANCHES_RELATIVE_JUMPS;
+
+/// Argument of [`OP_RECORD`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvRecord {
+    /// `BRANCHES_*` bits, at least one mode and one kind, or 0 to record nothing.
+    pub filter: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+layout!(HvRecord, "perfctr_hv_record", 8, {
+    0 filter: "__u32",
+    4 reserved: "__u32",
+});
+
+/// A branch that was taken.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvBranch {
+    /// The address of the branch instruction.
+    pub from: u64,
+    /// The address of the instruction that was executed next.
+    pub to: u64,
+    /// `BRANCH_*` bits.
+    pub flags: u64,
+}
+
+layout!(HvBranch, "perfctr_hv_branch", 24, {
+    0 from: "__u64",
+    8 to: "__u64",
+    16 flags: "__u64",
+});
+
+/// [`HvBranch::flags`]: the processor had predicted it wrongly.
+pub const BRANCH_MISPREDICTED: u64 = 1 << 0;
+
+/// Number of elements of [`HvBranches::branch`].
+pub const BRANCHES_MAX: usize = 16;
+
+/// Argument of [`OP_BRANCHES`].
+///
+/// The driver reads the records where it notes the overflow's place, see [`HvPlace`].  It begins
+/// with none when the vCPU comes to a physical CPU.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvBranches {
+    /// In: the counter's slot.
+    pub slot: u32,
+    /// Out: the number of branches that follow.  It is 0 if the counter has not overflowed since it
+    /// was loaded, if the guest has already asked, or if another counter has overflowed meanwhile.
+    pub count: u32,
+    /// Out: the branches, the latest first.
+    pub branch: [HvBranch; BRANCHES_MAX],
+}
+
+layout!(HvBranches, "perfctr_hv_branches", 392, {
+    0 slot: "__u32",
+    4 count: "__u32",
+    8 branch: "struct perfctr_hv_branch" [BRANCHES_MAX],
 });
 
 /// Argument of [`OP_PROFILE_START`].

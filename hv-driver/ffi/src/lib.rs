@@ -29,11 +29,11 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 264;
+pub const DRIVER_BYTES: usize = 296;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 576;
+pub const CPU_BYTES: usize = 584;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2432;
+pub const VCPU_BYTES: usize = 2704;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 16;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.

@@ -28,13 +28,15 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
-/* Names what else of Xen uses the PMU; NULL if nothing does. */
+/* Names what else of Xen uses what the driver is to use; NULL if nothing does. */
 static const char *__init other_owner(void)
 {
     if ( vpmu_mode != XENPMU_MODE_OFF )
         return "option vpmu is on";
     if ( nmi_watchdog == NMI_LOCAL_APIC )
         return "the NMI watchdog uses a counter";
+    if ( options.branches && cpu_has_xen_lbr )
+        return "Xen records its own branches (option ler)";
     if ( !acquire_pmu_ownership(PMU_OWNER_HVM) )
         return "xenoprof owns the counters";
     return NULL;
@@ -48,6 +50,7 @@ static int __init cf_check perfctr_init(void)
         .ticks_per_ms = cpu_khz,
         .owns_all = true,
         .can_profile = true,
+        .can_record = true,
     };
     struct perfctr_why why;
     const char *owner;

@@ -9,6 +9,8 @@
 
 mod x86;
 
+pub(crate) use x86::branches::Record;
+pub use x86::branches::{BranchRegisters, Filter};
 pub(crate) use x86::entry_slots;
 pub(crate) use x86::probe::probe;
 pub use x86::selectors::{EVNTSEL_GUEST_ONLY, EVNTSEL_OWN_INSTRUCTIONS, Selectors};

@@ -22,6 +22,7 @@ const K7: Registers = Registers {
     global: None,
     record_enable: None,
     readable: [None; 2],
+    branches: None,
 };
 /// Returns the slots of a configuration that count VMRUN on a CPU that counts it in its guest:
 /// those of retired instructions and of retired branches, unless they have a threshold.

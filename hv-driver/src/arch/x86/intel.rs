@@ -8,6 +8,7 @@ use shared_abi::caps::{
 };
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 
+use super::branches::BranchRegisters;
 use super::{Bank, Fixed, Global, Identity, Readable, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"GenuineIntel");
@@ -21,6 +22,7 @@ const REGISTERS: Registers = Registers {
     global: Some(Global { ctrl: 0x38f, status: 0x38e, acknowledge: 0x390 }),
     record_enable: None,
     readable: [None; 2],
+    branches: None,
 };
 
 /// IA32_PERF_CAPABILITIES: IA32_A_PMCx take full-width writes (SDM volume 3, 20.2.8).
@@ -31,6 +33,11 @@ const PERF_CAPABILITIES_METRICS: u64 = 1 << 15;
 /// PERF_METRICS, which counts only where IA32_PERF_GLOBAL_CTRL enables it; the driver never does.
 const METRICS: Readable =
     Readable { stops: Bank { first: 0x329, stride: 1 }, number: 1, is_shared: false };
+
+/// IA32_PERF_CAPABILITIES: the format of branch records.
+const PERF_CAPABILITIES_BRANCHES: u64 = 0x3f;
+/// The source is an address, with a flag in its highest bit.
+const BRANCHES_WITH_FLAGS: u64 = 3;
 
 /// IA32_PEBS_ENABLE.
 const IA32_PEBS_ENABLE: u32 = 0x3f1;
@@ -75,6 +82,7 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         fixed: REGISTERS.fixed.filter(|_| fixed > 0),
         readable: [metrics.then_some(METRICS), None],
         record_enable: has_pebs(cpuid).then_some(IA32_PEBS_ENABLE),
+        branches: records_as_nehalem(cpuid).then_some(BranchRegisters::NEHALEM),
         ..REGISTERS
     };
     Ok((caps, registers))
@@ -92,6 +100,21 @@ const fn free_of_tsx(cpuid: &Identity) -> u32 {
 /// SDM volume 3, 20.3.1.1.1, and volume 4, IA32_MISC_ENABLE.
 const fn has_pebs(cpuid: &Identity) -> bool {
     cpuid.features & FEATURES_DEBUG_STORE != 0 && cpuid.misc_enable & MISC_ENABLE_NO_PEBS == 0
+}
+
+/// Returns the format of the CPU's branch records.
+pub(super) const fn branch_format(cpuid: &Identity) -> u32 {
+    (cpuid.perf_capabilities & PERF_CAPABILITIES_BRANCHES) as u32
+}
+
+/// Nehalem, Westmere, Sandy Bridge and Ivy Bridge record 16 branches in the same registers.  Others
+/// have other formats or depths (SDM volume 3, sections on last branch records of each generation).
+const fn records_as_nehalem(cpuid: &Identity) -> bool {
+    let known = matches!(
+        cpuid.family_and_model(),
+        (6, 0x1a | 0x1e | 0x1f | 0x2e | 0x25 | 0x2c | 0x2f | 0x2a | 0x2d | 0x3a | 0x3e)
+    );
+    known && branch_format(cpuid) as u64 == BRANCHES_WITH_FLAGS
 }
 
 /// Says which models have events that need a special rule.
@@ -193,6 +216,26 @@ mod tests {
             (pebs(1 << 21, 0), pebs(1 << 21, 1 << 12), pebs(0, 0)),
             (Some(0x3f1), None, None)
         );
+    }
+
+    #[test]
+    fn branch_records_are_known_by_model_and_format() {
+        let records = |signature, perf_capabilities| {
+            let cpuid = Identity { signature, perf_capabilities, ..NEHALEM };
+            cpuid.pmu().unwrap().1.branches.is_some()
+        };
+        for (signature, format, known) in [
+            (0x106a3, 3, true),
+            (0x306a9, 3, true),
+            // Format 0 is what a CPU without the register seems to have.
+            (0x106a3, 0, false),
+            (0x106a3, 4, false),
+            // Haswell, and Core 2, which has 4 pairs.
+            (0x306c3, 3, false),
+            (0x6f7, 3, false),
+        ] {
+            assert_eq!(records(signature, format), known, "{signature:#x}, {format}");
+        }
     }
 
     #[test]

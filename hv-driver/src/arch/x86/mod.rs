@@ -4,12 +4,14 @@
 //! There is one file for each vendor; no other code depends on the vendor.
 
 mod amd;
+pub(crate) mod branches;
 mod identity;
 mod intel;
 pub(crate) mod probe;
 pub(crate) mod selectors;
 
 pub(crate) use amd::entry_slots;
+use branches::BranchRegisters;
 pub use identity::Identity;
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
@@ -33,6 +35,9 @@ pub enum Refusal {
     Counters(u32),
     /// A register does not exist, or does not keep what is written to it.
     Register(u32),
+    /// The host wants branches recorded, and the CPU does not record them in a format that this
+    /// driver knows.
+    Branches(u32),
 }
 
 impl Refusal {
@@ -47,6 +52,7 @@ impl Refusal {
             Self::Model(signature) => ("the model of CPU 0", signature),
             Self::Counters(perfmon) => ("the counters of CPU 0", perfmon),
             Self::Register(msr) => ("registers that keep what is written to them", msr),
+            Self::Branches(format) => ("branch records of Intel Nehalem to Ivy Bridge", format),
         }
     }
 }
@@ -113,6 +119,8 @@ pub struct Registers {
     pub record_enable: Option<u32>,
     /// The other counters that RDPMC reads, if there are any.
     pub readable: [Option<Readable>; 2],
+    /// The registers that record branches, if there are any that the driver knows.
+    pub branches: Option<BranchRegisters>,
 }
 
 impl Registers {
@@ -159,6 +167,11 @@ impl Identity {
             amd::VENDOR => amd::pmu(self),
             other => Err(Refusal::Vendor(other)),
         }
+    }
+
+    /// Returns the format of the CPU's branch records; 0 if it says of none.
+    pub(crate) fn branch_format(&self) -> u32 {
+        if self.vendor == intel::VENDOR { intel::branch_format(self) } else { 0 }
     }
 
     /// Checks that a CPU with the identity `other` has the same events and counters.
@@ -212,6 +225,7 @@ mod tests {
             (Refusal::NoCounters, "general counter", 0),
             (Refusal::Width(70), "32 to 64 bits", 70),
             (Refusal::Family(6), "family 0x10", 6),
+            (Refusal::Branches(5), "Nehalem to Ivy Bridge", 5),
         ] {
             let (text, number) = refusal.describe();
             assert!(text.contains(expected) && number == found, "{text}, {number}");

@@ -4,9 +4,10 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    HOST_OPS, HvAccounting, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvStats,
-    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE,
-    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
+    BRANCHES_KINDS, BRANCHES_USER, HOST_OPS, HvAccounting, HvBranches, HvDomain, HvLoad, HvPlace,
+    HvProfile, HvQuery, HvRecord, HvRegister, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
+    OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ,
+    OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP,
     OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
@@ -50,13 +51,14 @@ fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
 /// Makes requests that are refused whatever the state.
 pub fn refuse(bench: &mut Bench, host: &dyn Host) {
     arguments(bench, host);
+    branches(bench, host);
     lengths(bench, host);
     pointers(bench, host);
     loads(bench, host);
 }
 
 fn arguments(bench: &mut Bench, host: &dyn Host) {
-    for op in [15, 255, u32::MAX] {
+    for op in [17, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             host.perfctr_op(op, Argument::Null, 0)
         });
@@ -116,6 +118,17 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
     );
     bench.refused("allowing a domain twice over", of(host, OP_DOMAIN, Refusal::EINVAL), || {
         call(host, OP_DOMAIN, HvDomain { domid: 0, enabled: 2, reserved: 0 }, size_of::<HvDomain>())
+    });
+}
+
+/// The host records no branches.
+fn branches(bench: &mut Bench, host: &dyn Host) {
+    bench.refused("recording branches", Refusal::EOPNOTSUPP, || {
+        let record = HvRecord { filter: BRANCHES_USER | BRANCHES_KINDS, reserved: 0 };
+        call(host, OP_RECORD, record, size_of::<HvRecord>())
+    });
+    bench.refused("branches before an overflow", Refusal::EOPNOTSUPP, || {
+        call(host, OP_BRANCHES, HvBranches::default(), size_of::<HvBranches>())
     });
 }
 

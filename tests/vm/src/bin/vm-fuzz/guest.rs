@@ -11,10 +11,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
-    HvAccounting, HvAccounts, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples,
-    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_DOMAIN, OP_GO_ON, OP_LOAD,
-    OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS,
-    OP_STOP, OP_UNREGISTER, PROFILE_AT_GUESTS,
+    HvAccounting, HvAccounts, HvBranches, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord,
+    HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
+    OP_BRANCHES, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    PROFILE_AT_GUESTS,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -39,7 +40,7 @@ const ARGUMENT_BYTES: usize = 2048;
 /// Frames beyond all memory, or nobody's. A frame of the guest's own would be written to.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
-const REQUESTS: [u32; 17] = [
+const REQUESTS: [u32; 19] = [
     OP_LOAD,
     OP_LOAD,
     OP_LOAD,
@@ -54,6 +55,8 @@ const REQUESTS: [u32; 17] = [
     OP_ACCOUNTS_START,
     OP_ACCOUNTS_READ,
     OP_ACCOUNTS_STOP,
+    OP_RECORD,
+    OP_BRANCHES,
     OP_REGISTER,
     OP_PLACE,
     u32::MAX,
@@ -171,6 +174,14 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
         }
         OP_ACCOUNTS_READ => put(&[0; size_of::<HvAccounts>()]),
         OP_PROFILE_READ => put(&[0; size_of::<HvSamples>()]),
+        OP_RECORD => {
+            let filter = input.word() as u32 & input.pick(&[0xff, 0x1ff, u32::MAX]);
+            put(HvRecord { filter, reserved: 0 }.as_bytes())
+        }
+        OP_BRANCHES => {
+            let slot = input.below(2 * MAX_SLOTS) as u32;
+            put(HvBranches { slot, ..HvBranches::default() }.as_bytes())
+        }
         OP_PLACE => {
             let slot = input.below(2 * MAX_SLOTS) as u32;
             put(HvPlace { slot, ..HvPlace::default() }.as_bytes())

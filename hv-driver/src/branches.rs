@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The branches that a vCPU has taken before its counters overflowed.
+//!
+//! The processor records them by itself while the vCPU executes, and the hypervisor's own branches
+//! never.  The records are forgotten whenever the vCPU comes to a physical CPU, so that it never
+//! sees what another one has recorded.
+
+use shared_abi::PhysSlot;
+use shared_abi::hypercall::{BRANCHES_MAX, HvBranches};
+
+use crate::arch::{Filter, Record};
+use crate::hal::Pmu;
+use crate::pcpu::Cpu;
+
+/// What a vCPU has recorded, and is to record.
+#[derive(Debug)]
+pub(crate) struct Branches {
+    filter: Filter,
+    /// Counters that have overflowed where the branches were read, and whose branches the guest has
+    /// not asked for.
+    slots: u32,
+    count: u32,
+    record: [Record; BRANCHES_MAX],
+}
+
+impl Branches {
+    pub(crate) const NONE: Self =
+        Self { filter: Filter::NONE, slots: 0, count: 0, record: [Record::NONE; BRANCHES_MAX] };
+
+    /// Sets what is to be recorded from now on, and forgets what was.
+    pub(crate) fn select(&mut self, filter: Filter) {
+        (self.filter, self.slots) = (filter, 0);
+    }
+
+    /// Forgets which counters have overflowed: they are loaded anew.
+    pub(crate) const fn forget_overflows(&mut self) {
+        self.slots = 0;
+    }
+
+    /// Returns whether a change of the guest's mode starts or stops recording.
+    #[inline(always)]
+    pub(crate) const fn is_gated(&self) -> bool {
+        self.filter.is_gated()
+    }
+
+    /// Begins to record, in the guest's kernel or in its user mode, on a CPU whose records may be
+    /// another vCPU's.
+    pub(crate) fn begin<P: Pmu>(&self, cpu: &mut Cpu<'_, P>, in_kernel: bool) {
+        if !self.filter.is_none() {
+            cpu.begin_records(self.filter);
+        }
+        cpu.record(self.filter.records(in_kernel));
+    }
+
+    /// The guest goes on in its kernel or in its user mode.
+    #[inline(always)]
+    pub(crate) fn change_mode<P: Pmu>(&self, cpu: &mut Cpu<'_, P>, in_kernel: bool) {
+        cpu.record(self.filter.records(in_kernel));
+    }
+
+    /// Reads the records for the counters `slots`, which were just seen to have overflowed.
+    pub(crate) fn read<P: Pmu>(&mut self, cpu: &Cpu<'_, P>, slots: u32) {
+        if slots == 0 || self.filter.is_none() {
+            return;
+        }
+        if let Some(branches) = &cpu.driver.registers.branches {
+            self.slots = slots;
+            self.count = branches.read(cpu.pmu, self.filter, &mut self.record);
+        }
+    }
+
+    /// Returns the branches before the overflow of this counter, and forgets that they are its.
+    pub(crate) fn take(&mut self, slot: PhysSlot) -> HvBranches {
+        let mut answer = HvBranches { slot: slot.index() as u32, ..HvBranches::default() };
+        if self.slots & slot.bit() != 0 {
+            self.slots &= !slot.bit();
+            answer.count = self.count;
+            let known = self.record.iter().take(self.count as usize);
+            for (place, record) in answer.branch.iter_mut().zip(known) {
+                *place = record.branch();
+            }
+        }
+        answer
+    }
+}

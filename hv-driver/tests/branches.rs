@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests branch records against a processor that records what the test says it takes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use hv_driver::arch::Filter;
+use hv_driver::guest::{Clock, Rings};
+use hv_driver::vcpu::GuestMode::{self, Kernel, User};
+use hv_driver::{
+    Cpu, Driver, Guest, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings, Vcpu,
+};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::config::MODE_SAMPLING;
+use shared_abi::hypercall::{
+    BRANCH_MISPREDICTED, BRANCHES_CONDITIONAL, BRANCHES_KERNEL, BRANCHES_KINDS, BRANCHES_MAX,
+    BRANCHES_MODES, BRANCHES_RETURNS, BRANCHES_USER, HvPlace,
+};
+use shared_abi::read::Counters;
+use shared_abi::{Config, CounterConfig, PhysSlot, VcpuPage};
+
+/// SDM volume 4, table of Nehalem's registers.
+const DEBUGCTL: u32 = 0x1d9;
+const SELECT: u32 = 0x1c8;
+const TOS: u32 = 0x1c9;
+const FROM: u32 = 0x680;
+const TO: u32 = 0x6c0;
+const GLOBAL_STATUS: u32 = 0x38e;
+
+/// Kinds of branches, by the bits of [`SELECT`] that leave them out.
+const JCC: u64 = 1 << 2;
+const RETURN: u64 = 1 << 5;
+const FAR: u64 = 1 << 8;
+
+/// Addresses of a program, of its PV kernel, and of Xen.
+const PROGRAM: u64 = 0x40_0000;
+const LINUX: u64 = 0xffff_ffff_8100_0000;
+const XEN: u64 = 0xffff_82d0_4020_0000;
+
+const FIRMWARES: u64 = 1 << 14;
+const PERIOD: u64 = 1_000;
+
+/// The registers of one physical CPU, and the counter 0.
+struct Hardware {
+    registers: RefCell<BTreeMap<u32, u64>>,
+    counter: Cell<u64>,
+    /// The register that faults.
+    missing: Option<u32>,
+    /// Accesses to the registers of records since the test has set this to 0.
+    accesses: Cell<u32>,
+}
+
+impl Hardware {
+    fn new() -> Self {
+        Self {
+            registers: RefCell::new([(DEBUGCTL, FIRMWARES | 1)].into()),
+            counter: Cell::new(0),
+            missing: None,
+            accesses: Cell::new(0),
+        }
+    }
+
+    fn held(&self, register: u32) -> u64 {
+        self.registers.borrow().get(&register).copied().unwrap_or(0)
+    }
+
+    fn note(&self, register: u32) {
+        let is_of_records =
+            matches!(register, DEBUGCTL | SELECT | TOS) || (FROM..TO + 16).contains(&register);
+        self.accesses.set(self.accesses.get() + u32::from(is_of_records));
+    }
+
+    /// Takes a branch that ends in this ring.
+    fn takes(&self, from: u64, to: u64, kind: u64, ring: u32) {
+        let left_out = kind | if ring == 0 { 1 } else { 2 };
+        if self.held(DEBUGCTL) & 1 == 0 || self.held(SELECT) & left_out != 0 {
+            return;
+        }
+        let latest = (self.held(TOS) as u32 + 1) % 16;
+        let mut registers = self.registers.borrow_mut();
+        registers.insert(TOS, latest.into());
+        // The highest bit says whether the branch was mispredicted.
+        registers.insert(FROM + latest, from & !(1 << 63));
+        registers.insert(TO + latest, to);
+    }
+
+    /// A loop at `base` takes `n` branches, each from another place.
+    fn loops(&self, base: u64, n: u64) {
+        for i in 0..n {
+            self.takes(base + 16 * i, base, JCC, 3);
+        }
+    }
+
+    /// Xen is entered from `from`, does something, and goes on at `to`.
+    fn xen(&self, from: u64, to: u64) {
+        self.takes(from, XEN, FAR, 0);
+        self.takes(XEN + 8, XEN + 64, JCC, 0);
+        self.takes(XEN + 80, XEN + 16, RETURN, 0);
+        self.takes(XEN + 32, to, FAR, 3);
+    }
+}
+
+impl Counters for Hardware {
+    fn counter(&self, index: u32) -> u64 {
+        if index == 0 { self.counter.get() } else { 0 }
+    }
+    fn clock(&self) -> u64 {
+        0
+    }
+}
+
+impl Pmu for Hardware {
+    fn read_register(&self, register: u32) -> u64 {
+        self.note(register);
+        if register == GLOBAL_STATUS { 1 } else { self.held(register) }
+    }
+    fn write_register(&self, register: u32, value: u64) {
+        self.note(register);
+        if register == 0xc1 {
+            self.counter.set(value as i32 as u64 & ((1 << 48) - 1));
+        }
+        self.registers.borrow_mut().insert(register, value);
+    }
+    fn load_at_switch(&self, _: u64, _: u64) {}
+}
+
+impl Probe for Hardware {
+    fn try_read_register(&self, register: u32) -> Option<u64> {
+        (self.missing != Some(register)).then(|| self.held(register))
+    }
+    fn try_write_register(&self, register: u32, value: u64) -> bool {
+        self.registers.borrow_mut().insert(register, value);
+        self.missing != Some(register)
+    }
+}
+
+fn nehalem() -> Identity {
+    let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
+    Identity {
+        vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
+        signature: 0x106a3,
+        perfmon: [0x0730_0403, 0, 0, 0x603],
+        perf_capabilities: 3,
+        ..Identity::NONE
+    }
+}
+
+const SETTINGS: Settings =
+    Settings { branches: true, ..Settings::new(Rate { window_tsc: 1_000, overflows_max: 1_000 }) };
+
+/// A vCPU with its page.
+struct Guests {
+    page: VcpuPage,
+    vcpu: Vcpu,
+}
+
+struct Host {
+    driver: Driver,
+    pcpu: Pcpu,
+    hardware: Hardware,
+}
+
+impl Host {
+    fn new() -> Self {
+        let driver = Driver::new(&nehalem(), &SETTINGS).unwrap();
+        let mut host = Self { driver, pcpu: Pcpu::new(), hardware: Hardware::new() };
+        let boot = host.driver.boot;
+        host.cpu().come_up(&boot).unwrap();
+        host
+    }
+
+    fn cpu(&mut self) -> Cpu<'_, Hardware> {
+        Cpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 }
+    }
+
+    /// Vcpu 0 of this domain registers its page, and loads a counter that samples both modes.
+    fn guest(&mut self, domain: u64) -> Guests {
+        let page = VcpuPage::default();
+        let who = Registration { id: 0, domain, guest: Guest::pv(), allowed: true };
+        let vcpu = Vcpu::register(&mut self.cpu(), &page, &who, None);
+        let mut guest = Guests { page, vcpu };
+        guest.load(self);
+        guest
+    }
+}
+
+impl Guests {
+    fn load(&mut self, host: &mut Host) {
+        let evntsel = 0xc0 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+        let counter = CounterConfig {
+            evntsel,
+            mode: MODE_SAMPLING,
+            period: PERIOD,
+            ..CounterConfig::default()
+        };
+        let config = Config::new(&host.driver.caps, &[counter]).unwrap();
+        self.vcpu.load(&mut host.cpu(), &self.page, &config);
+    }
+
+    fn record(&mut self, host: &mut Host, filter: u32) {
+        self.vcpu.record(&mut host.cpu(), Filter::new(filter).unwrap());
+    }
+
+    fn toggle(&mut self, host: &mut Host, mode: GuestMode) {
+        self.vcpu.toggle(&mut host.cpu(), &self.page, mode);
+    }
+
+    fn switch_from(&mut self, host: &mut Host) -> bool {
+        self.vcpu.switch_from(&mut host.cpu(), &self.page)
+    }
+
+    fn switch_to(&mut self, host: &mut Host, allowed: bool) {
+        self.vcpu.switch_to(&mut host.cpu(), &self.page, User, allowed);
+    }
+
+    /// The counter overflows here and interrupts.
+    fn overflows(&mut self, host: &mut Host) {
+        host.hardware.counter.set(7);
+        assert!(self.vcpu.interrupt(&mut host.cpu(), &self.page));
+        self.vcpu.overflowed_at(&HvPlace::default());
+    }
+
+    /// What the guest is given: source, target and flags of each branch.
+    fn asks(&mut self) -> Vec<(u64, u64, u64)> {
+        let answer = self.vcpu.take_branches(PhysSlot::FIRST);
+        let (given, others) = answer.branch.split_at(answer.count as usize);
+        assert!(others.iter().all(|branch| (branch.from, branch.to) == (0, 0)), "nothing else");
+        given.iter().map(|branch| (branch.from, branch.to, branch.flags)).collect()
+    }
+}
+
+/// The last `n` branches of [`Hardware::loops`] of `all`, the latest first.
+fn looped(base: u64, all: u64, n: u64) -> Vec<(u64, u64, u64)> {
+    (all - n..all).rev().map(|i| (base + 16 * i, base, 0)).collect()
+}
+
+const ALL: u32 = BRANCHES_MODES | BRANCHES_KINDS;
+
+#[test]
+fn a_sample_has_the_last_branches_before_it_with_xen_between_them() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    guest.toggle(host, User);
+    host.hardware.loops(PROGRAM, 20);
+    host.hardware.xen(PROGRAM + 3, PROGRAM + 3);
+    host.hardware.takes(PROGRAM + 0x800, PROGRAM + 0x900, RETURN, 3);
+    host.hardware.xen(PROGRAM + 4, PROGRAM + 4);
+    guest.overflows(host);
+    let mut expected = vec![(PROGRAM + 0x800, PROGRAM + 0x900, 0)];
+    expected.extend(looped(PROGRAM, 20, BRANCHES_MAX as u64 - 1));
+    assert_eq!(guest.asks(), expected);
+    assert_eq!(guest.asks(), [], "once");
+}
+
+#[test]
+fn a_program_keeps_its_branches_while_its_kernel_executes_and_does_not_see_the_kernels() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, BRANCHES_USER | BRANCHES_KINDS);
+    host.hardware.loops(LINUX, 5);
+    guest.toggle(host, User);
+    host.hardware.loops(PROGRAM, 3);
+    guest.toggle(host, Kernel);
+    host.hardware.loops(LINUX, 40);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), looped(PROGRAM, 3, 3));
+    guest.load(host);
+    guest.toggle(host, User);
+    host.hardware.loops(PROGRAM + 0x1000, 2);
+    guest.overflows(host);
+    let expected = [looped(PROGRAM + 0x1000, 2, 2), looped(PROGRAM, 3, 3)].concat();
+    assert_eq!(guest.asks(), expected, "the older ones are still there");
+}
+
+#[test]
+fn the_kernel_is_recorded_for_who_asks_for_it_whole_addresses_and_all() {
+    for (modes, user) in [(BRANCHES_KERNEL, 0), (BRANCHES_MODES, 2)] {
+        let host = &mut Host::new();
+        let mut guest = host.guest(1);
+        guest.record(host, modes | BRANCHES_KINDS);
+        guest.toggle(host, User);
+        host.hardware.loops(PROGRAM, 2);
+        guest.toggle(host, Kernel);
+        host.hardware.loops(LINUX, 4);
+        guest.overflows(host);
+        assert_eq!(guest.asks(), [looped(LINUX, 4, 4), looped(PROGRAM, 2, user)].concat());
+    }
+}
+
+#[test]
+fn kinds_that_were_not_asked_for_take_no_room() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, BRANCHES_MODES | BRANCHES_RETURNS);
+    host.hardware.takes(PROGRAM, PROGRAM + 8, RETURN, 3);
+    host.hardware.loops(PROGRAM, 30);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), [(PROGRAM, PROGRAM + 8, 0)]);
+}
+
+#[test]
+fn what_the_hypervisor_has_done_is_not_shown_though_the_processor_recorded_it() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.hardware.loops(PROGRAM, 1);
+    for (from, to) in [(XEN, PROGRAM), (PROGRAM, XEN), (XEN, XEN), (XEN, LINUX)] {
+        // As if it did not filter.
+        host.hardware.registers.borrow_mut().insert(SELECT, 0);
+        host.hardware.takes(from, to, FAR, 3);
+    }
+    guest.overflows(host);
+    assert_eq!(guest.asks(), looped(PROGRAM, 1, 1));
+}
+
+#[test]
+fn a_misprediction_is_told() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    for place in [PROGRAM, LINUX] {
+        host.hardware.takes(place, place + 8, JCC, 3);
+        let latest = FROM + host.hardware.held(TOS) as u32;
+        *host.hardware.registers.borrow_mut().get_mut(&latest).unwrap() |= 1 << 63;
+    }
+    guest.overflows(host);
+    let expected = [LINUX, PROGRAM].map(|place| (place, place + 8, BRANCH_MISPREDICTED));
+    assert_eq!(guest.asks(), expected);
+}
+
+#[test]
+fn no_vcpu_sees_the_branches_of_another_one() {
+    let host = &mut Host::new();
+    let mut first = host.guest(1);
+    first.switch_from(host);
+    let mut second = host.guest(2);
+    second.record(host, ALL);
+    second.switch_from(host);
+
+    first.switch_to(host, true);
+    first.record(host, ALL);
+    host.hardware.loops(PROGRAM, 20);
+    first.switch_from(host);
+    host.hardware.loops(PROGRAM + 0x7000, 3);
+    second.switch_to(host, true);
+    host.hardware.loops(PROGRAM + 0x8000, 2);
+    second.overflows(host);
+    assert_eq!(second.asks(), looped(PROGRAM + 0x8000, 2, 2));
+    second.switch_from(host);
+    first.switch_to(host, true);
+    first.overflows(host);
+    assert_eq!(first.asks(), [], "not even what it recorded before");
+}
+
+#[test]
+fn an_overflow_that_a_switch_finds_has_its_branches() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.hardware.loops(PROGRAM, 4);
+    host.hardware.counter.set(9);
+    assert!(guest.switch_from(host));
+    guest.vcpu.overflowed_at(&HvPlace::default());
+    host.hardware.loops(PROGRAM + 0x9000, 9);
+    guest.switch_to(host, true);
+    assert_eq!(guest.asks(), looped(PROGRAM, 4, 4));
+}
+
+#[test]
+fn a_counter_that_is_loaded_anew_has_no_branches_yet() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.hardware.loops(PROGRAM, 4);
+    guest.overflows(host);
+    guest.load(host);
+    assert_eq!(guest.asks(), []);
+    guest.overflows(host);
+    assert_eq!(guest.asks().len(), 4, "a load does not forget what is recorded");
+    guest.load(host);
+    guest.overflows(host);
+    guest.record(host, ALL);
+    assert_eq!(guest.asks(), [], "a new beginning does");
+    guest.load(host);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), []);
+}
+
+#[test]
+fn a_debug_exception_does_not_end_recording_for_good() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.hardware.loops(PROGRAM, 1);
+    host.hardware.registers.borrow_mut().insert(DEBUGCTL, FIRMWARES);
+    host.hardware.loops(PROGRAM + 0x1000, 1);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), looped(PROGRAM, 1, 1));
+    guest.load(host);
+    host.hardware.loops(PROGRAM + 0x2000, 1);
+    guest.overflows(host);
+    assert_eq!(guest.asks()[0].0, PROGRAM + 0x2000);
+}
+
+/// What ends the right to record.
+type End = fn(&mut Guests, &mut Host);
+
+#[test]
+fn nothing_is_recorded_for_who_may_not_count_or_has_no_page() {
+    let ends: [End; 5] = [
+        |guest, host| guest.vcpu.unregister(&mut host.cpu(), &guest.page),
+        |guest, host| guest.vcpu.abandon(&mut host.cpu()),
+        |guest, host| guest.vcpu.revoke(&mut host.cpu(), &guest.page),
+        |guest, host| {
+            guest.switch_from(host);
+            guest.switch_to(host, false);
+        },
+        |guest, host| guest.record(host, 0),
+    ];
+    for end in ends {
+        let host = &mut Host::new();
+        let mut guest = host.guest(1);
+        guest.record(host, ALL);
+        assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES | 1);
+        end(&mut guest, host);
+        assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES);
+        guest.toggle(host, User);
+        assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES);
+    }
+}
+
+#[test]
+fn a_vcpu_that_records_nothing_costs_no_access() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, 0);
+    host.hardware.accesses.set(0);
+    for _ in 0..3 {
+        guest.toggle(host, User);
+        guest.toggle(host, Kernel);
+        guest.switch_from(host);
+        guest.switch_to(host, true);
+        guest.load(host);
+    }
+    guest.overflows(host);
+    assert_eq!(guest.asks(), []);
+    assert_eq!(host.hardware.accesses.get(), 0);
+}
+
+#[test]
+fn a_change_of_mode_costs_one_write_if_one_mode_is_recorded_and_none_otherwise() {
+    for (filter, writes) in [
+        (ALL, 0),
+        (BRANCHES_USER | BRANCHES_CONDITIONAL, 1),
+        (BRANCHES_KERNEL | BRANCHES_CONDITIONAL, 1),
+    ] {
+        let host = &mut Host::new();
+        let mut guest = host.guest(1);
+        guest.record(host, filter);
+        for mode in [User, Kernel, User] {
+            host.hardware.accesses.set(0);
+            guest.toggle(host, mode);
+            assert_eq!(host.hardware.accesses.get(), writes, "{filter:#x}, {mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_cpu_that_goes_down_records_nothing_and_keeps_what_the_firmware_has_set() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.cpu().go_down();
+    assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES);
+}
+
+#[test]
+fn each_register_is_tried_before_it_is_used() {
+    for missing in [DEBUGCTL, SELECT, TOS, FROM, FROM + 15, TO, TO + 15] {
+        let driver = Driver::new(&nehalem(), &SETTINGS).unwrap();
+        let hardware = Hardware { missing: Some(missing), ..Hardware::new() };
+        let mut pcpu = Pcpu::new();
+        let mut cpu = Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &hardware, number: 0 };
+        assert_eq!(cpu.come_up(&driver.boot), Err(Refusal::Register(missing)));
+    }
+}
+
+#[test]
+fn a_cpu_whose_records_are_not_known_is_refused_if_they_are_wanted() {
+    let skylake = Identity { signature: 0x506e3, perf_capabilities: 5, ..nehalem() };
+    assert_eq!(Driver::new(&skylake, &SETTINGS).unwrap_err(), Refusal::Branches(5));
+    let settings = Settings { branches: false, ..SETTINGS };
+    assert!(Driver::new(&skylake, &settings).unwrap().registers.branches.is_none());
+    assert!(Driver::new(&nehalem(), &settings).unwrap().registers.branches.is_none());
+}
+
+#[test]
+fn only_guests_whose_modes_the_driver_knows_can_record() {
+    let host = &mut Host::new();
+    for (rings, can) in [(Rings::Folded, true), (Rings::Hardware, false)] {
+        let guest = Guest { rings, observer: 0, clock: Clock::native() };
+        let who = Registration { id: 0, domain: 1, guest, allowed: true };
+        let vcpu = Vcpu::register(&mut host.cpu(), &VcpuPage::default(), &who, None);
+        assert_eq!(vcpu.can_record(), can);
+    }
+}
