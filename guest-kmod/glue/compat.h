@@ -183,6 +183,23 @@ static inline void perfctr_event_work_waits(struct perf_event *event)
 	atomic_or(IRQ_WORK_LAZY, &perfctr_event_work(event)->node.a_flags);
 }
 
+/* Gives the sample these branches. */
+static inline void perfctr_sample_has_branches(struct perf_sample_data *data,
+					       struct perf_event *event,
+					       struct perf_branch_stack *stack)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
+	perf_sample_save_brstack(data, event, stack, NULL);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	perf_sample_save_brstack(data, event, stack);
+#else
+	data->br_stack = stack;
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
+	data->sample_flags |= PERF_SAMPLE_BRANCH_STACK;
+#endif
+#endif
+}
+
 /* Has perf disable the event as soon as it can. */
 static inline void perfctr_event_disable(struct perf_event *event)
 {

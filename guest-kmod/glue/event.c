@@ -146,6 +146,13 @@ static void perfctr_event_halt(struct perf_event *event)
 	event->hw.state |= PERF_HES_STOPPED;
 }
 
+/* The core has names of its own for what is in perf's stack of branches. */
+static_assert(sizeof(struct perfctr_branch_stack) ==
+	      sizeof(struct perf_branch_stack) +
+		      PERFCTR_BRANCHES_MAX * sizeof(struct perf_branch_entry));
+/* The branches of one sample, which perf copies before the next one. */
+static DEFINE_PER_CPU(struct perfctr_branch_stack, perfctr_branches);
+
 /*
  * Does what perf does for its own PMUs, because perf exports no function for
  * it.
@@ -159,6 +166,12 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 
 	event->hw.last_period = event->hw.sample_period * periods;
 	perf_sample_data_init(&data, 0, event->hw.last_period);
+	if (has_branch_stack(event)) {
+		perfctr_core_event_branches(perfctr_this_vcpu(), event->hw.idx,
+					    this_cpu_ptr(&perfctr_branches));
+		perfctr_sample_has_branches(
+			&data, event, (void *)this_cpu_ptr(&perfctr_branches));
+	}
 	if (!perfctr_event_wants(event, &data, regs))
 		return;
 	event->pending_kill = POLL_IN;
@@ -265,7 +278,8 @@ struct perfctr_event_config perfctr_event_config(struct perf_event *event)
 	return (struct perfctr_event_config){
 		.general = event->hw.config,
 		.fixed = event->hw.config_base,
-		.slots = event->hw.event_base,
+		.slots = (u32)event->hw.event_base,
+		.branches = event->hw.event_base >> 32,
 		.samples = is_sampling_event(event),
 	};
 }
@@ -286,6 +300,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 	if (index < 0)
 		return index;
 	cpu->events++;
+	cpu->recorded_events += has_branch_stack(event);
 	event->hw.idx = index;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	*this_cpu_ptr(&perfctr_events[index]) = event;
@@ -303,6 +318,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
 	this_cpu_dec(perfctr_cpus.events);
+	this_cpu_sub(perfctr_cpus.recorded_events, has_branch_stack(event));
 }
 
 /*

@@ -111,8 +111,8 @@ static bool perfctr_pmu_fits(struct perf_event *event)
 }
 
 /* The core has names of its own for the first fields of this structure. */
-static_assert(offsetof(struct perf_event_attr, config2) ==
-	      offsetof(struct perfctr_event_attr, config2));
+static_assert(offsetof(struct perf_event_attr, branch_sample_type) ==
+	      offsetof(struct perfctr_event_attr, branch_sample_type));
 
 static int perfctr_pmu_event_init(struct perf_event *event)
 {
@@ -128,7 +128,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 		return err;
 	hw->config = config.general;
 	hw->config_base = config.fixed;
-	hw->event_base = config.slots;
+	hw->event_base = config.slots | (u64)config.branches << 32;
 	hw->idx = -1;
 	if (!perfctr_pmu_fits(event))
 		return -EINVAL;

@@ -33,6 +33,8 @@ struct perfctr_cpu {
 	 * The number of perf's events on this CPU, at which each switch looks.
 	 */
 	unsigned int events;
+	/* The number of those whose samples have branches. */
+	unsigned int recorded_events;
 	/*
 	 * Reports an overflow to the current thread as soon as perf's locks are
 	 * free.

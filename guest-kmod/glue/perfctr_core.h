@@ -142,6 +142,10 @@ struct perfctr_event_attr {
    * More of `config`.
    */
   uint64_t config2;
+  /*
+   * `PERF_SAMPLE_BRANCH_*`.
+   */
+  uint64_t branch_sample_type;
 };
 
 /*
@@ -163,7 +167,11 @@ struct perfctr_event_config {
   /*
    * 1 if it interrupts after a period, else 0.
    */
-  uint32_t samples;
+  uint16_t samples;
+  /*
+   * The branches that its samples have, HvRecord::filter, or 0.
+   */
+  uint16_t branches;
 };
 
 /*
@@ -182,6 +190,24 @@ struct perfctr_progress {
    * The time for which it was stalled since perf was last given that.
    */
   uint64_t stalled;
+};
+
+/*
+ * The branches of a sample, as `struct perf_branch_stack` of `linux/perf_event.h` has them.
+ */
+struct perfctr_branch_stack {
+  /*
+   * The number of branches.
+   */
+  uint64_t number;
+  /*
+   * Which of the hardware's registers has the latest; not known.
+   */
+  uint64_t hardware_index;
+  /*
+   * The branches, the latest first, with perf's flags.
+   */
+  struct perfctr_hv_branch entry[16];
 };
 
 /*
@@ -479,6 +505,18 @@ uint64_t perfctr_core_event_next_period(perfctr_on_vcpu vcpu, uint32_t index);
 enum perfctr_registers perfctr_core_event_registers(perfctr_on_vcpu vcpu,
                                                     uint32_t index,
                                                     struct perfctr_hv_place *interrupted);
+
+/*
+ * Fills in the branches before the overflow of an event; see
+ */
+void perfctr_core_event_branches(perfctr_on_vcpu vcpu,
+                                 uint32_t index,
+                                 struct perfctr_branch_stack *stack);
+
+/*
+ * Another thread is about to execute; see
+ */
+void perfctr_core_forget_records(perfctr_on_vcpu vcpu);
 
 /*
  * Does what has to be done when perf disables its PMU.

@@ -243,6 +243,9 @@ void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	const struct perfctr_shown *shown = cpu->shown;
 
+	/* No thread's branches are in a sample of the next one. */
+	if (unlikely(cpu->recorded_events))
+		perfctr_core_forget_records(cpu->core);
 	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :
 			    unlikely(cpu->events))
 		perfctr_leave_to(next);

@@ -6,6 +6,7 @@
 //! present thread has of its own, and its count is the sum of what that counter's `Phys*` grew by.
 //!
 //! * `event` is what perf asks for, and which counters can count it.
+//! * `branches` is what perf calls the branches that the hypervisor records.
 //! * `held` are the events of one vCPU and what each has counted.  It knows no hardware.
 //! * `stall` is for how long an event has not counted although perf takes it for one that counts.
 //! * `sample` is what a sample says of where its event has overflowed.
@@ -19,12 +20,14 @@
 //! Events are *stalled* if they are not live although perf's PMU is enabled: the host forbids the
 //! domain to count, or has other counters.  perf must not take that time for time of counting.
 
+mod branches;
 mod cpu;
 mod event;
 pub(crate) mod held;
 mod sample;
 mod stall;
 
+pub use branches::BranchStack;
 pub use event::{EventAttr, EventConfig};
 pub use held::{Progress, fit};
 pub use sample::Registers;

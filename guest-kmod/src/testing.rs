@@ -10,8 +10,8 @@ use std::vec::Vec;
 use shared_abi::arch::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER,
-    OP_STOP, OP_UNREGISTER,
+    FEATURE_ENABLED, HvBranches, HvPlace, HvQuery, HvRecord, HvRegister, OP_BRANCHES, OP_LOAD,
+    OP_PLACE, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_SLOTS;
@@ -140,6 +140,14 @@ pub(crate) struct Machine {
     pub(crate) registered: RefCell<Vec<u64>>,
     /// Where every counter has overflowed, but for its slot.
     pub(crate) place: Cell<HvPlace>,
+    /// What the hypervisor was told to record since the last time.
+    pub(crate) recorded: RefCell<Vec<u32>>,
+    /// The host records no branches.
+    pub(crate) refuses_records: Cell<bool>,
+    /// The branches before the overflow of each counter, but for its slot.
+    pub(crate) branches: Cell<HvBranches>,
+    /// The counter whose branches the guest has asked for last.
+    pub(crate) asked_branches_of: Cell<u32>,
 }
 
 impl Machine {
@@ -177,6 +185,10 @@ impl Machine {
             frame: Cell::new(0x77),
             registered: RefCell::default(),
             place: Cell::default(),
+            recorded: RefCell::default(),
+            refuses_records: Cell::new(false),
+            branches: Cell::default(),
+            asked_branches_of: Cell::new(0),
         };
         for vcpu in 0..VCPUS {
             // Counters hold something, and wrap soon.
@@ -371,6 +383,19 @@ impl Hypervisor for FakeKernel<'_> {
                 self.machine.program(self.vcpu, config);
             }
             OP_STOP => self.machine.program(self.vcpu, Config::default()),
+            OP_RECORD | OP_BRANCHES if self.machine.refuses_records.get() => {
+                return Err(Errno::OPNOTSUPP);
+            }
+            OP_RECORD => {
+                let asked = HvRecord::read_from_bytes(argument).unwrap();
+                assert_eq!(asked.reserved, 0);
+                self.machine.recorded.borrow_mut().push(asked.filter);
+            }
+            OP_BRANCHES => {
+                let asked = HvBranches::read_from_bytes(argument).unwrap();
+                self.machine.asked_branches_of.set(asked.slot);
+                argument[4..].copy_from_slice(&self.machine.branches.get().as_bytes()[4..]);
+            }
             OP_PLACE => argument[4..].copy_from_slice(&self.machine.place.get().as_bytes()[4..]),
             _ => return Err(Errno::INVAL),
         }

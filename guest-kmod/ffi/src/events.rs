@@ -6,11 +6,11 @@
 use core::ffi::c_int;
 use core::slice;
 
-use guest_kmod::perf::{EventAttr, EventConfig, Progress, Registers, fit};
-use shared_abi::hypercall::HvPlace;
+use guest_kmod::perf::{BranchStack, EventAttr, EventConfig, Progress, Registers, fit};
+use shared_abi::hypercall::{FEATURE_BRANCHES, HvPlace};
 use shared_abi::{Errno, PmuCaps};
 
-use crate::machine::pmu;
+use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, Present};
 use crate::shown::{executing, observer_of};
 use crate::to_return;
@@ -25,7 +25,8 @@ pub extern "C" fn perfctr_core_event_open(
     first_period: &mut u64,
 ) -> c_int {
     *first_period = attr.first_period();
-    give(out, |caps| EventConfig::open(caps, attr))
+    let records = answer().is_ok_and(|answer| answer.features & FEATURE_BRANCHES != 0);
+    give(out, |caps| EventConfig::open(caps, attr, records))
 }
 
 /// Finds out what one of perf's generic events needs; see [`EventConfig::generic`].
@@ -156,6 +157,24 @@ pub extern "C" fn perfctr_core_event_registers(
     interrupted: &mut HvPlace,
 ) -> Registers {
     vcpu.cpu().registers_of_event(index, interrupted)
+}
+
+/// Fills in the branches before the overflow of an event; see
+/// [`Cpu::branches_of_event`](guest_kmod::Cpu::branches_of_event).
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_event_branches(
+    mut vcpu: OnVcpu<'_>,
+    index: u32,
+    stack: &mut BranchStack,
+) {
+    vcpu.cpu().branches_of_event(index, stack);
+}
+
+/// Another thread is about to execute; see
+/// [`Cpu::forget_records`](guest_kmod::Cpu::forget_records).
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_forget_records(mut vcpu: OnVcpu<'_>) {
+    vcpu.cpu().forget_records();
 }
 
 /// Does what has to be done when perf disables its PMU.

@@ -2,8 +2,8 @@
 //! The hypercall's operations, typed.
 
 use shared_abi::hypercall::{
-    HvLoad, HvPlace, HvQuery, HvRegister, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STOP,
-    OP_UNREGISTER,
+    HvBranches, HvLoad, HvPlace, HvQuery, HvRecord, HvRegister, OP_BRANCHES, OP_LOAD, OP_PLACE,
+    OP_QUERY, OP_RECORD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::{Config, Errno, PhysSlot};
 use zerocopy::IntoBytes;
@@ -40,4 +40,12 @@ pub(crate) fn place(kernel: &impl Hypervisor, slot: PhysSlot) -> Result<HvPlace,
     let mut place = HvPlace { slot: slot.index() as u32, ..HvPlace::default() };
     kernel.hypercall(OP_PLACE, place.as_mut_bytes())?;
     Ok(place)
+}
+
+pub(crate) fn record(kernel: &impl Hypervisor, filter: u32) -> Result<(), Errno> {
+    kernel.hypercall(OP_RECORD, HvRecord { filter, reserved: 0 }.as_mut_bytes())
+}
+
+pub(crate) fn branches(kernel: &impl Hypervisor, branches: &mut HvBranches) -> Result<(), Errno> {
+    kernel.hypercall(OP_BRANCHES, branches.as_mut_bytes())
 }

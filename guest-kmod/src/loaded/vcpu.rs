@@ -39,6 +39,8 @@ pub struct Vcpu {
     pub(crate) pages: Pages,
     /// perf's events that are here.
     pub(crate) events: Events,
+    /// The branches that the hypervisor was last told to record.
+    pub(crate) recorded: u32,
 }
 
 impl Vcpu {
@@ -48,6 +50,7 @@ impl Vcpu {
         self.registered = registered.is_ok();
         self.gate = registered;
         self.cpu_wide = false;
+        self.recorded = 0;
         if self.registered {
             self.refusal = None;
         } else {
@@ -124,6 +127,7 @@ impl Default for Vcpu {
             cpu_wide: false,
             pages: Pages::default(),
             events: Events::default(),
+            recorded: 0,
         }
     }
 }
@@ -377,6 +381,10 @@ impl<'a, K: Kernel> Cpu<'a, K> {
     fn program(&mut self, config: &Config) -> Result<(), Errno> {
         self.stats.hypercalls.add(1);
         self.stats.loads.add(1);
+        if !is_direct(self.page) {
+            // With the right to count the host has taken away what was recorded.
+            self.vcpu.recorded = 0;
+        }
         hypercall::load(self.kernel, config)?;
         self.vcpu.set_loaded(*config);
         Ok(())

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Does what perf's PMU does on a vCPU.
 
-use shared_abi::hypercall::HvPlace;
+use shared_abi::hypercall::{HvBranches, HvPlace};
 use shared_abi::{Config, Errno, PhysSlot, ThreadPage};
 
 use crate::hal::Kernel;
 use crate::hypercall;
+use crate::perf::branches::BranchStack;
 use crate::perf::event::EventConfig;
 use crate::perf::held::Progress;
 use crate::perf::sample::Registers;
@@ -76,7 +77,46 @@ impl<K: Kernel> Cpu<'_, K> {
             self.load_events();
         }
         self.vcpu.events.note_stalled();
+        self.update_records();
         tell
+    }
+
+    /// Has the hypervisor record the branches that the events want.  Where it refuses, their
+    /// samples have none.
+    fn update_records(&mut self) {
+        let wanted = self.vcpu.events.branches().into();
+        if self.vcpu.events.take_records_anew() || wanted != self.vcpu.recorded {
+            self.record(wanted);
+        }
+    }
+
+    /// Another thread is about to execute: it does not see what was recorded of the present one.
+    pub fn forget_records(&mut self) {
+        if self.vcpu.recorded != 0 {
+            self.record(self.vcpu.recorded);
+        }
+    }
+
+    fn record(&mut self, filter: u32) {
+        self.stats.hypercalls.add(1);
+        let recorded = hypercall::record(self.kernel, filter);
+        self.vcpu.recorded = if recorded.is_ok() { filter } else { 0 };
+    }
+
+    /// Fills in the branches before the overflow of an event.  The hypervisor is asked if the event
+    /// wants some. It answers once, and may know none.
+    pub fn branches_of_event(&self, index: u32, stack: &mut BranchStack) {
+        let mut answer = HvBranches::default();
+        if let Some((event, slot)) = self.vcpu.events.get(index)
+            && event.branches != 0
+        {
+            answer.slot = slot.index() as u32;
+            self.stats.hypercalls.add(1);
+            if hypercall::branches(self.kernel, &mut answer).is_err() {
+                answer.count = 0;
+            }
+        }
+        stack.fill(&answer);
     }
 
     /// Returns whether perf has to be told of each event's stall, by

@@ -6,6 +6,8 @@ use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
 
+use crate::perf::branches;
+
 /// `PERF_TYPE_HARDWARE` of `linux/perf_event.h`.
 pub(crate) const TYPE_HARDWARE: u32 = 0;
 /// `PERF_TYPE_RAW` of `linux/perf_event.h`.
@@ -62,6 +64,8 @@ pub struct EventAttr {
     pub config1: u64,
     /// More of `config`.
     pub config2: u64,
+    /// `PERF_SAMPLE_BRANCH_*`.
+    pub branch_sample_type: u64,
 }
 
 impl EventAttr {
@@ -99,12 +103,23 @@ impl EventAttr {
         let kernel_registers =
             self.sample_type & SAMPLE_REGS_INTR != 0 && !self.has(flags::EXCLUDE_KERNEL);
         let unknown_config = self.config1 != 0 || self.config2 != 0;
-        let branches = self.sample_type & SAMPLE_BRANCH_STACK != 0;
         let precise = self.has(flags::PRECISE_IP | flags::SIGTRAP);
-        if kernel_registers || unknown_config || branches || precise {
+        if kernel_registers || unknown_config || precise {
             return Err(Errno::OPNOTSUPP);
         }
         Ok(())
+    }
+
+    /// Returns which branches its samples are to have, in the hypervisor's words.  perf has asked
+    /// whether the caller may see the kernel's.
+    fn branches(&self, are_recorded: bool) -> Result<u16, Errno> {
+        if self.sample_type & SAMPLE_BRANCH_STACK == 0 {
+            return Ok(0);
+        }
+        if !are_recorded || !self.samples() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        branches::filter(self.branch_sample_type)
     }
 
     /// Returns the period to begin with if it is sampled so many times a second, or 0. perf itself
@@ -132,19 +147,26 @@ pub struct EventConfig {
     /// One bit per counter that can count it.
     pub slots: u32,
     /// 1 if it interrupts after a period, else 0.
-    pub samples: u32,
+    pub samples: u16,
+    /// The branches that its samples have, [`HvRecord::filter`], or 0.
+    ///
+    /// [`HvRecord::filter`]: shared_abi::hypercall::HvRecord::filter
+    pub branches: u16,
 }
 
 impl EventConfig {
-    /// Returns the event that was opened with these attributes.
+    /// Returns the event that was opened with these attributes.  `records` says whether the
+    /// hypervisor records branches.
     ///
     /// # Errors
     ///
     /// `INVAL` or `OPNOTSUPP` if it would not be counted or sampled as it is asked for; otherwise
     /// the errors of `new`.
-    pub fn open(caps: &PmuCaps, attr: &EventAttr) -> Result<Self, Errno> {
+    pub fn open(caps: &PmuCaps, attr: &EventAttr, records: bool) -> Result<Self, Errno> {
         attr.check()?;
-        Self::new(caps, attr.kind, attr.config, attr.rings(), attr.samples())
+        let branches = attr.branches(records)?;
+        let event = Self::new(caps, attr.kind, attr.config, attr.rings(), attr.samples())?;
+        Ok(Self { branches, ..event })
     }
 
     /// Returns one of perf's generic events, in user mode.
@@ -180,7 +202,7 @@ impl EventConfig {
         };
         let rings = rings & EVNTSEL_RINGS | EVNTSEL_EN;
         let general = select.map_or(0, |select| select | rings);
-        let mut event = Self { general, fixed: rings, slots: 0, samples: samples.into() };
+        let mut event = Self { general, fixed: rings, samples: samples.into(), ..Self::default() };
         let by_fixed = fixed.filter(|&slot| caps.has(slot));
         let general = slots_of(caps.slots()).filter(|slot| slot.fixed_number().is_none());
         let mut refusal = Errno::NOENT;

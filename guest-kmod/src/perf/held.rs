@@ -152,6 +152,9 @@ pub(crate) struct Events {
     stalled: bool,
     /// Whether they were stalled when that was last settled with perf.
     settled: bool,
+    /// Whether an event has come whose samples have branches, and must not have those of whoever
+    /// was recorded before.
+    records_anew: bool,
 }
 
 impl Events {
@@ -175,7 +178,8 @@ impl Events {
     ///
     /// # Errors
     ///
-    /// `AGAIN` if there is no counter for it beside the others and what is `kept`.
+    /// `AGAIN` if there is no counter for it beside the others and what is `kept`, or if the others
+    /// want other branches recorded.
     pub(crate) fn add(
         &mut self,
         event: &EventConfig,
@@ -183,6 +187,10 @@ impl Events {
         kept: &Config,
     ) -> Result<u32, Errno> {
         let free = self.held.iter().position(Option::is_none).ok_or(Errno::AGAIN)?;
+        let others = self.branches();
+        if event.branches != 0 && others != 0 && event.branches != others {
+            return Err(Errno::AGAIN);
+        }
         let chosen = self.choose_counter(event, loaded, kept).or_else(|| {
             self.share_counters();
             self.choose_counter(event, loaded, kept)
@@ -193,6 +201,7 @@ impl Events {
             self.end = self.end.max(free.wrapping_add(1));
         }
         self.changed |= loaded.evntsel(slot) != event.evntsel(slot);
+        self.records_anew |= event.branches != 0;
         Ok(free as u32)
     }
 
@@ -276,6 +285,16 @@ impl Events {
         if let Some(held) = self.get_mut(index) {
             held.place = Some(place);
         }
+    }
+
+    /// Returns the branches that are to be recorded for them.
+    pub(crate) fn branches(&self) -> u16 {
+        self.iter().fold(0, |branches, held| branches | held.event.branches)
+    }
+
+    /// Returns whether what was recorded has to be forgotten.  It returns this once.
+    pub(crate) fn take_records_anew(&mut self) -> bool {
+        core::mem::take(&mut self.records_anew)
     }
 
     /// Returns the place where an event has overflowed, if it was kept, and forgets it.

@@ -81,6 +81,7 @@ const BOUNDARIES: &[Boundary] = &[
         sources: &[
             "guest-kmod/ffi/src/lib.rs",
             "guest-kmod/src/mapping.rs",
+            "guest-kmod/src/perf/branches.rs",
             "guest-kmod/src/perf/event.rs",
             "guest-kmod/src/perf/held.rs",
             "guest-kmod/src/perf/sample.rs",
@@ -100,6 +101,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("Admitted", "perfctr_admitted"),
             ("ARGUMENT_WORDS", "PERFCTR_ARGUMENT_WORDS"),
             ("THREAD_BYTES", "PERFCTR_THREAD_BYTES"),
+            ("BranchStack", "perfctr_branch_stack"),
             ("EventAttr", "perfctr_event_attr"),
             ("EventConfig", "perfctr_event_config"),
             ("Registers", "perfctr_registers"),
