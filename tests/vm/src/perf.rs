@@ -11,12 +11,15 @@ use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use perf_event_open_sys::bindings::{
-    PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TID,
-    PERF_TYPE_HARDWARE, PERF_TYPE_RAW, perf_event_attr, perf_event_mmap_page,
+    PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PERF_SAMPLE_BRANCH_STACK, PERF_SAMPLE_IP,
+    PERF_SAMPLE_PERIOD, PERF_SAMPLE_TID, PERF_TYPE_HARDWARE, PERF_TYPE_RAW, perf_event_attr,
+    perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
 use shared_abi::limits::PAGE_BYTES;
 use zerocopy::IntoBytes;
+
+use crate::branches::Branch;
 
 /// The file of perf's own policy: what users without `CAP_PERFMON` may count.
 pub const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
@@ -201,13 +204,19 @@ impl Sampling {
     /// # Errors
     ///
     /// The kernel's error.
-    pub fn open(
+    pub fn open(attributes: perf_event_attr, period: u64, whose: Whose) -> anyhow::Result<Self> {
+        Self::of_type(attributes, period, whose, 0)
+    }
+
+    fn of_type(
         mut attributes: perf_event_attr,
         period: u64,
         whose: Whose,
+        more: u32,
     ) -> anyhow::Result<Self> {
+        let usual = PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_PERIOD;
         attributes.__bindgen_anon_1.sample_period = period;
-        attributes.sample_type = u64::from(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_PERIOD);
+        attributes.sample_type = u64::from(usual | more);
         let event = Event::open(attributes, whose, None)?;
         let bytes = (1 + RING_PAGES) * PAGE_BYTES;
         // SAFETY: the memory is shared with the kernel alone, which follows the ring's protocol.
@@ -215,8 +224,60 @@ impl Sampling {
         Ok(Self { event, ring })
     }
 
+    /// Opens an event whose samples have branches of these kinds (`PERF_SAMPLE_BRANCH_*`).
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn with_branches(
+        mut attributes: perf_event_attr,
+        period: u64,
+        whose: Whose,
+        kinds: u32,
+    ) -> anyhow::Result<Self> {
+        attributes.branch_sample_type = kinds.into();
+        Self::of_type(attributes, period, whose, PERF_SAMPLE_BRANCH_STACK)
+    }
+
+    /// Returns the samples since the last call, each with its place, its thread and its branches,
+    /// the latest first. No record may be written meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Samples were lost, or something else was recorded.
+    pub fn branched(&mut self) -> anyhow::Result<Vec<(u64, u32, Vec<Branch>)>> {
+        let mut samples = Vec::new();
+        self.each(|kind, word| {
+            if kind != PERF_RECORD_SAMPLE {
+                return samples.push(Err(kind));
+            }
+            // Each branch is a source, a target and flags.
+            let branch = |n| (word(5 + 3 * n), word(6 + 3 * n));
+            let branches = (0..word(4)).map(branch).collect();
+            samples.push(Ok((word(1), (word(2) >> 32) as u32, branches)));
+        });
+        let other = |kind| anyhow::anyhow!("a record of type {kind} in place of a sample");
+        samples.into_iter().map(|sample| sample.map_err(other)).collect()
+    }
+
     /// Returns the records since the last call. No record may be written meanwhile.
     pub fn records(&mut self) -> Vec<Record> {
+        let mut records = Vec::new();
+        self.each(|kind, word| {
+            records.push(match kind {
+                PERF_RECORD_SAMPLE => {
+                    Record::Sample { ip: word(1), tid: (word(2) >> 32) as u32, period: word(3) }
+                }
+                PERF_RECORD_LOST => Record::Lost(word(2)),
+                other => Record::Other(other),
+            });
+        });
+        records
+    }
+
+    /// Calls `take` with each record since the last call: its type, and what returns its words, of
+    /// which the first is its header.
+    fn each(&mut self, mut take: impl FnMut(u32, &dyn Fn(u64) -> u64)) {
         let page: *mut perf_event_mmap_page = self.ring.as_mut_ptr().cast();
         // SAFETY: the kernel has put such a structure there.
         let (head, tail) = unsafe { ((*page).data_head, (*page).data_tail) };
@@ -226,24 +287,15 @@ impl Sampling {
             let at = at as usize % data.len();
             u64::from_ne_bytes(data[at..at + 8].try_into().expect("8 bytes"))
         };
-        let (mut records, mut at) = (Vec::new(), tail);
+        let mut at = tail;
         while at < head {
             // `struct perf_event_header`: type, misc, size.
             let (kind, bytes) = (word(at) as u32, word(at) >> 48);
-            records.push(match kind {
-                PERF_RECORD_SAMPLE => Record::Sample {
-                    ip: word(at + 8),
-                    tid: (word(at + 16) >> 32) as u32,
-                    period: word(at + 24),
-                },
-                PERF_RECORD_LOST => Record::Lost(word(at + 16)),
-                other => Record::Other(other),
-            });
+            take(kind, &|n| word(at + 8 * n));
             at += bytes;
         }
         fence(Ordering::Release);
         // SAFETY: as above.
         unsafe { (*page).data_tail = at };
-        records
     }
 }

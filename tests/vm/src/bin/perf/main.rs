@@ -4,6 +4,7 @@
 //! tenant that it creates.
 
 mod bpf;
+mod branches;
 mod cgroup;
 mod counted;
 mod exporter;
@@ -131,6 +132,10 @@ enum Role {
     Pvh,
     /// In this domain, which is the tenant and executes this as its first program.
     Tenant,
+    /// The branches in samples, here and in a PV tenant, which this creates.
+    Branches,
+    /// The same in this domain, which is the tenant.
+    BranchesTenant,
 }
 
 fn main() -> Result<ExitCode> {
@@ -138,6 +143,8 @@ fn main() -> Result<ExitCode> {
         Role::Here { only } => here(&only),
         Role::Pvh => tenant::control(),
         Role::Tenant => tenant::run(),
+        Role::Branches => branches::control(&Machine::new(Some(host()?))?),
+        Role::BranchesTenant => branches::tenant(),
     }
 }
 

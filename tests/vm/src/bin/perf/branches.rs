@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests the branches in perf's samples: each has to be the one that single steps of the same
+//! program have taken there.
+
+use std::fs;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_BRANCH_ANY, PERF_SAMPLE_BRANCH_ANY_CALL,
+    PERF_SAMPLE_BRANCH_ANY_RETURN, PERF_SAMPLE_BRANCH_CALL_STACK, PERF_SAMPLE_BRANCH_COND,
+    PERF_SAMPLE_BRANCH_IND_CALL, PERF_SAMPLE_BRANCH_IND_JUMP, PERF_SAMPLE_BRANCH_KERNEL,
+    PERF_SAMPLE_BRANCH_USER,
+};
+use vm_tests::branches::{Branch, Path};
+use vm_tests::in_tenant::{Moves, Tests};
+use vm_tests::module;
+use vm_tests::perf::{PARANOID, Sampling, Whose, generic};
+use vm_tests::step::Held;
+use vm_tests::tally::Tally;
+use vm_tests::threads::{SELF, run_on};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, live, mount_statistics};
+use vm_tests::users::{NOBODY, as_user};
+
+use crate::tool::perf;
+use crate::{Machine, PCPUS, SEED, SWITCHES_MIN};
+
+/// The same program with other chances, at other addresses; see `branchy.S`.
+const PROGRAMS: [&str; 2] = ["/work/branchy", "/work/branchy-elsewhere"];
+const PERIOD: u64 = 101;
+const USER: u32 = PERF_SAMPLE_BRANCH_USER;
+const BOTH: u32 = USER | PERF_SAMPLE_BRANCH_KERNEL;
+const ANY: u32 = PERF_SAMPLE_BRANCH_ANY;
+/// As many as the processor records.
+const FULL: usize = 16;
+/// The first address of Linux' half.
+const KERNEL: u64 = 1 << 63;
+/// Where Xen is in the addresses of its PV guests.
+const XEN: std::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
+const VCPUS: usize = 2;
+const DATA: &str = "/tmp/branches.data";
+
+/// The tests of a tenant, beside which the control domain does the same.
+const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
+    at_rest: &[("every branch of a sample was taken before it", of_one)],
+    moved: &[
+        ("every branch of a sample was taken before it, on any vCPU", of_one),
+        ("two programs on one vCPU see their own branches", of_two),
+    ],
+    saved: &[],
+};
+
+/// Runs in the control domain.
+pub fn control(machine: &Machine) -> Result<ExitCode> {
+    let mut tally = Tally::default();
+    let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
+        tally.check(name, test(machine).map_err(|error| format!("{error:#}")));
+    };
+    test("what is not recorded is refused", refused);
+    test("every branch of a sample was taken before it", of_one);
+    test("each kind of branches is recorded alone", of_each_kind);
+    test("two programs on one vCPU see their own branches", of_two);
+    test("the kernel's branches are recorded with a program's, and Xen's never", of_the_kernel);
+    test("a user without rights sees no branch of the kernel", of_nobody);
+    test("perf record -b tells every branch", recorded);
+    test("vCPUs are moved, and every branch of a sample was taken before it", moved);
+    if tally.finish() != ExitCode::SUCCESS {
+        return Ok(ExitCode::FAILURE);
+    }
+    beside_a_tenant()
+}
+
+/// Runs the tests of a tenant while this domain has its own branches recorded.
+fn beside_a_tenant() -> Result<ExitCode> {
+    let wanted = Wanted::usual(Kind::Pv, "perf", VCPUS, Tsc::Native, "branches-tenant");
+    let moves = Moves { pcpus: PCPUS, seed: SEED, switches_min: SWITCHES_MIN };
+    let (done, failed) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                if let Err(error) = sampled(PROGRAMS[0], USER | ANY, &mut Seen::default()) {
+                    println!("FAILED beside a tenant: {error:#}");
+                    failed.store(true, Relaxed);
+                    return;
+                }
+            }
+        });
+        let ended = TESTS.control(&wanted, moves, Tenant::hear);
+        done.store(true, Relaxed);
+        ended
+    })
+    .map(|code| if failed.load(Relaxed) { ExitCode::FAILURE } else { code })
+}
+
+/// Runs in the tenant, and ends with the domain.
+pub fn tenant() -> Result<ExitCode> {
+    live(|| {
+        mount_statistics()?;
+        module::load()?;
+        let machine = Machine::new(None)?;
+        TESTS.tell(|test| test(&machine));
+        Ok(())
+    })
+}
+
+/// What samples had.
+#[derive(Debug, Default)]
+struct Seen {
+    samples: usize,
+    branches: usize,
+    /// Samples with as many branches as there can be.
+    full: usize,
+    kernels: usize,
+}
+
+impl Seen {
+    /// Checks that most samples had all branches.
+    fn is_rich(&self) -> Result<()> {
+        ensure!(self.samples > 50 && 4 * self.full > 3 * self.samples, "{self:?}");
+        Ok(())
+    }
+}
+
+/// Samples a program, and compares each branch with single steps.  Branches that begin or end in
+/// the kernel are only counted.
+fn sampled(program: &str, kinds: u32, seen: &mut Seen) -> Result<()> {
+    let path = Path::of(&mut Command::new(program))?;
+    let held = Held::start(&mut Command::new(program))?;
+    let whose = Whose::Thread(held.pid());
+    let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+    let mut sampling = Sampling::with_branches(instructions, PERIOD, whose, kinds)?;
+    held.run()?;
+    compare(&path, kinds, &mut sampling, seen)
+}
+
+fn compare(path: &Path, kinds: u32, sampling: &mut Sampling, seen: &mut Seen) -> Result<()> {
+    let samples = sampling.branched()?;
+    let expected = path.instructions() / PERIOD as usize;
+    ensure!(samples.len() == expected, "{} samples, expected {expected}", samples.len());
+    for (n, (ip, _, branches)) in samples.iter().enumerate() {
+        let executed = (n + 1) * PERIOD as usize;
+        let place = path.place_after(executed);
+        ensure!(place == Some(*ip), "a sample at {ip:#x}, expected {place:x?}");
+        let is_programs = |&&(from, to): &&Branch| (from | to) & KERNEL == 0;
+        let own: Vec<_> = branches.iter().filter(is_programs).copied().collect();
+        seen.branches += path.check(executed, kinds & !BOTH, &own)?;
+        seen.kernels += branches.len() - own.len();
+        seen.full += usize::from(branches.len() == FULL);
+        let xens = branches.iter().find(|(from, to)| XEN.contains(from) || XEN.contains(to));
+        ensure!(xens.is_none(), "an address of Xen: {xens:x?}");
+        seen.samples += 1;
+    }
+    Ok(())
+}
+
+fn of_one(_: &Machine) -> Result<()> {
+    let mut seen = Seen::default();
+    for program in PROGRAMS {
+        sampled(program, USER | ANY, &mut seen)?;
+    }
+    ensure!(seen.kernels == 0, "{} branches of the kernel", seen.kernels);
+    // Only one that begins on another CPU has fewer.
+    ensure!(seen.branches > 8 * seen.samples, "{seen:?}");
+    println!("{seen:?}");
+    Ok(())
+}
+
+fn of_each_kind(_: &Machine) -> Result<()> {
+    for kind in [
+        PERF_SAMPLE_BRANCH_ANY_CALL,
+        PERF_SAMPLE_BRANCH_ANY_RETURN,
+        PERF_SAMPLE_BRANCH_COND,
+        PERF_SAMPLE_BRANCH_IND_CALL,
+        PERF_SAMPLE_BRANCH_IND_JUMP,
+    ] {
+        let mut seen = Seen::default();
+        sampled(PROGRAMS[0], USER | kind, &mut seen)?;
+        // The others have left room for so many of this kind.
+        ensure!(seen.full > seen.samples / 2, "{kind:#x}: {seen:?}");
+    }
+    Ok(())
+}
+
+/// Two programs take turns on one vCPU.
+fn of_two(machine: &Machine) -> Result<()> {
+    let cpu = *machine.cpus.last().context("there is no CPU")?;
+    let paths: Result<Vec<_>> =
+        PROGRAMS.iter().map(|program| Path::of(&mut Command::new(program))).collect();
+    let start = |program: &&str| -> Result<_> {
+        let held = Held::start(&mut Command::new(program))?;
+        run_on(held.pid(), &[cpu])?;
+        let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+        let whose = Whose::Thread(held.pid());
+        Ok((Sampling::with_branches(instructions, PERIOD, whose, USER | ANY)?, held))
+    };
+    let started: Result<Vec<_>> = PROGRAMS.iter().map(start).collect();
+    let (mut samplings, held): (Vec<_>, Vec<_>) = started?.into_iter().unzip();
+    // The thread that has started them lets them go, and waits for each.
+    held.into_iter().try_for_each(Held::run)?;
+    let mut seen = Seen::default();
+    for (path, sampling) in paths?.iter().zip(&mut samplings) {
+        compare(path, USER | ANY, sampling, &mut seen)?;
+    }
+    ensure!(seen.kernels == 0 && seen.branches > 8 * seen.samples, "{seen:?}");
+    Ok(())
+}
+
+fn of_the_kernel(_: &Machine) -> Result<()> {
+    let mut seen = Seen::default();
+    sampled(PROGRAMS[0], BOTH | ANY, &mut seen)?;
+    seen.is_rich()?;
+    // The program makes system calls and has page faults.
+    ensure!(seen.kernels > 0, "no branch of the kernel: {seen:?}");
+    Ok(())
+}
+
+fn of_nobody(_: &Machine) -> Result<()> {
+    let before = fs::read_to_string(PARANOID)?;
+    fs::write(PARANOID, "2")?;
+    let open = |kinds| {
+        let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+        Sampling::with_branches(instructions, PERIOD, Whose::Thread(SELF), kinds).map(drop)
+    };
+    let outcome = as_user(NOBODY, || {
+        let refused = open(BOTH | ANY).err().and_then(|error| error.downcast::<Errno>().ok());
+        ensure!(refused == Some(Errno::EACCES), "the kernel's branches: {refused:?}");
+        open(USER | ANY)
+    });
+    fs::write(PARANOID, before)?;
+    outcome
+}
+
+fn refused(_: &Machine) -> Result<()> {
+    let open = |kinds, period| {
+        let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+        let opened = Sampling::with_branches(instructions, period, Whose::Thread(SELF), kinds);
+        opened.err().and_then(|error| error.downcast::<Errno>().ok())
+    };
+    for (what, kinds, period) in [
+        ("call stacks", USER | PERF_SAMPLE_BRANCH_CALL_STACK, PERIOD),
+        ("transactions", USER | ANY | 1 << 8, PERIOD),
+        ("without samples", USER | ANY, 0),
+    ] {
+        let errno = open(kinds, period);
+        ensure!(errno == Some(Errno::EOPNOTSUPP), "{what}: {errno:?}");
+    }
+    Ok(())
+}
+
+fn moved(machine: &Machine) -> Result<()> {
+    machine.disturbed(|| of_one(machine))
+}
+
+/// Runs `perf record -b`, and has `perf script` print the branches.
+fn recorded(_: &Machine) -> Result<()> {
+    let path = Path::of(&mut Command::new(PROGRAMS[0]))?;
+    let period = PERIOD.to_string();
+    let options = ["-b", "-c", &period, "-e", "instructions:u", "-o", DATA, PROGRAMS[0]];
+    perf(&[&["record"], &options[..]].concat())?;
+    let script = perf(&["script", "-i", DATA, "-F", "ip,brstack"])?;
+    let address = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16);
+    let (mut samples, mut branches) = (0, 0);
+    for line in script.lines().filter(|line| !line.trim().is_empty()) {
+        samples += 1;
+        let stack = line.split_whitespace().filter(|word| word.contains('/'));
+        let branch = |word: &str| -> Result<Branch> {
+            let (from, rest) = word.split_once('/').context("a source")?;
+            let (to, flags) = rest.split_once('/').context("a target")?;
+            // The emulated processor mispredicts nothing.
+            ensure!(flags.starts_with('P'), "{word}");
+            Ok((address(from)?, address(to)?))
+        };
+        let stack: Vec<_> = stack.map(branch).collect::<Result<_>>()?;
+        branches += path.check(samples * PERIOD as usize, ANY, &stack)?;
+    }
+    let expected = path.instructions() / PERIOD as usize;
+    ensure!(samples == expected, "{samples} samples, expected {expected}: {script}");
+    ensure!(branches > 8 * samples, "{branches} branches in {samples} samples");
+    Ok(())
+}
