@@ -186,7 +186,12 @@ impl Host {
 
 impl Guests {
     fn load(&mut self, host: &mut Host) {
-        let evntsel = 0xc0 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+        self.load_modes(host, EVNTSEL_USR | EVNTSEL_OS);
+    }
+
+    /// Loads a counter that samples these modes.
+    fn load_modes(&mut self, host: &mut Host, modes: u64) {
+        let evntsel = 0xc0 | modes | EVNTSEL_EN;
         let counter = CounterConfig {
             evntsel,
             mode: MODE_SAMPLING,
@@ -271,6 +276,21 @@ fn a_program_keeps_its_branches_while_its_kernel_executes_and_does_not_see_the_k
     guest.overflows(host);
     let expected = [looped(PROGRAM + 0x1000, 2, 2), looped(PROGRAM, 3, 3)].concat();
     assert_eq!(guest.asks(), expected, "the older ones are still there");
+}
+
+#[test]
+fn a_counter_of_user_mode_leaves_the_kernels_branches_out_too() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.load_modes(host, EVNTSEL_USR);
+    guest.record(host, BRANCHES_USER | BRANCHES_KINDS);
+    guest.toggle(host, User);
+    host.hardware.loops(PROGRAM, 3);
+    guest.toggle(host, Kernel);
+    host.hardware.loops(LINUX, 40);
+    guest.toggle(host, User);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), looped(PROGRAM, 3, 3));
 }
 
 #[test]
@@ -407,11 +427,12 @@ fn a_debug_exception_does_not_end_recording_for_good() {
 type End = fn(&mut Guests, &mut Host);
 
 #[test]
-fn nothing_is_recorded_for_who_may_not_count_or_has_no_page() {
-    let ends: [End; 5] = [
+fn nothing_is_recorded_for_who_may_not_count_or_has_no_page_or_does_not_execute() {
+    let ends: [End; 6] = [
         |guest, host| guest.vcpu.unregister(&mut host.cpu(), &guest.page),
         |guest, host| guest.vcpu.abandon(&mut host.cpu()),
         |guest, host| guest.vcpu.revoke(&mut host.cpu(), &guest.page),
+        |guest, host| assert!(!guest.switch_from(host)),
         |guest, host| {
             guest.switch_from(host);
             guest.switch_to(host, false);

@@ -76,13 +76,13 @@ impl Filter {
 
     /// Returns what MSR_LBR_SELECT has to hold, whose bits leave branches out.  Those of kinds are
     /// at the same places as in the guest's word.
-    const fn select(self) -> u64 {
+    fn select(self) -> u64 {
         (BRANCHES_KINDS & !self.0) as u64 | SELECT_NOT_RING_0 | SELECT_NOT_FAR
     }
 
     /// Returns whether the guest may see the address.
-    const fn shows(self, address: u64) -> bool {
-        let hypervisors = address >= HYPERVISOR.start && address < HYPERVISOR.end;
+    fn shows(self, address: u64) -> bool {
+        let hypervisors = HYPERVISOR.contains(&address);
         self.records(address & KERNEL_HALF != 0) && !hypervisors
     }
 }
@@ -98,7 +98,7 @@ impl Record {
     pub(crate) const NONE: Self = Self { from: 0, to: 0 };
 
     /// Returns the branch that it stands for.
-    pub(crate) const fn branch(self) -> HvBranch {
+    pub(crate) fn branch(self) -> HvBranch {
         let flags = if self.from & FROM_MISPREDICTED != 0 { BRANCH_MISPREDICTED } else { 0 };
         HvBranch { from: address(self.from), to: self.to, flags }
     }
@@ -191,7 +191,7 @@ impl BranchRegisters {
 }
 
 /// Returns the address in the source of a branch, without the flag in its highest bit.
-const fn address(from: u64) -> u64 {
+fn address(from: u64) -> u64 {
     let without_flag = from & !FROM_MISPREDICTED;
     without_flag | (without_flag << 1 & FROM_MISPREDICTED)
 }
