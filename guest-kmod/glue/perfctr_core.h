@@ -482,7 +482,7 @@ void perfctr_core_event_start(perfctr_on_vcpu vcpu, uint32_t index, uint64_t per
 void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
- * Returns what an event has counted since this was called last; see
+ * Returns what an event has counted since this was called last.
  */
 void perfctr_core_event_progress(perfctr_on_vcpu vcpu,
                                  uint32_t index,
@@ -500,21 +500,21 @@ uint32_t perfctr_core_events_overflowed(perfctr_on_vcpu vcpu);
 uint64_t perfctr_core_event_next_period(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
- * Returns which registers the sample of an event gets; see
+ * Returns which registers the sample of an event gets.
  */
 enum perfctr_registers perfctr_core_event_registers(perfctr_on_vcpu vcpu,
                                                     uint32_t index,
                                                     struct perfctr_hv_place *interrupted);
 
 /*
- * Fills in the branches before the overflow of an event; see
+ * Fills in the branches before the overflow of an event.
  */
 void perfctr_core_event_branches(perfctr_on_vcpu vcpu,
                                  uint32_t index,
                                  struct perfctr_branch_stack *stack);
 
 /*
- * Another thread is about to execute; see
+ * Another thread is about to execute.
  */
 void perfctr_core_forget_records(perfctr_on_vcpu vcpu);
 
@@ -529,12 +529,12 @@ void perfctr_core_events_disable(perfctr_on_vcpu vcpu);
 bool perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
 
 /*
- * Returns whether each event's stall is to be settled; see
+ * Returns whether each event's stall is to be settled.
  */
 bool perfctr_core_events_unsettled(perfctr_on_vcpu vcpu);
 
 /*
- * Returns for how long an event was stalled; see
+ * Returns for how long an event was stalled.
  */
 uint64_t perfctr_core_event_settle(perfctr_on_vcpu vcpu,
                                    uint32_t index,
@@ -678,7 +678,7 @@ bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
 bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Looks whether the machine was restored, and registers the vCPU's page anew then; see
+ * Looks whether the machine was restored, and registers the vCPU's page anew then.
  */
 void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 
@@ -705,7 +705,7 @@ void perfctr_core_ring_wrote(perfctr_on_thread thread);
 int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
 
 /*
- * Returns whether there are records to take. Anybody may ask; see
+ * Returns whether there are records to take. Anybody may ask.
  */
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 
@@ -728,7 +728,7 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * Registers perf's page for perf's events that are here, if no page is registered; see
+ * Registers perf's page for perf's events that are here, if no page is registered.
  */
 void perfctr_core_events_show(perfctr_on_vcpu vcpu);
 

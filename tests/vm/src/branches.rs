@@ -48,8 +48,7 @@ impl Path {
         let mut before = (0, [0; 8]);
         loop {
             let address = ptrace::getregs(child)?.rip;
-            // An iteration of a REP is not an instruction of its own.
-            if address != before.0 {
+            if address != before.0 || !repeats(before.1) {
                 path.note(before, address);
                 path.executed.push(address);
                 before = (address, ptrace::read(child, address as *mut _)?.to_le_bytes());
@@ -106,6 +105,12 @@ impl Path {
     }
 }
 
+/// Returns whether the instruction that starts with these bytes has a prefix by which it repeats
+/// itself (REP).  Its iterations are not instructions of their own, while those of LOOP are.
+fn repeats(code: [u8; 8]) -> bool {
+    matches!(code[0], 0xf2 | 0xf3)
+}
+
 /// Returns the words of perf's that select the branch that starts with these bytes, or 0.  SYSCALL
 /// is none that ends where it begins.
 fn kinds(code: [u8; 8]) -> u32 {
@@ -150,6 +155,7 @@ mod tests {
         assert_eq!(latest(7, PERF_SAMPLE_BRANCH_COND), [(100, 110)]);
         assert!(path.check(7, PERF_SAMPLE_BRANCH_ANY, &[(302, 205), (200, 300)]).is_ok());
         assert!(path.check(7, PERF_SAMPLE_BRANCH_ANY, &[(200, 300)]).is_err());
+        assert_eq!([&[0xf3, 0xa4], &[0xe2, 0xfe]].map(|bytes| repeats(code(bytes))), [true, false]);
     }
 
     #[test]

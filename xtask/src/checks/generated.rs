@@ -207,7 +207,8 @@ impl Boundary {
         // Links of rustdoc's are removed, and so are marks that kernel-doc would read.
         let text = text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n");
         Ok(match self.reader {
-            Reader::Glue => text,
+            // Only the first line is there, behind which a link to Rust may follow.
+            Reader::Glue => text.replace("; see\n", ".\n"),
             Reader::User(_) => for_users(&text),
         })
     }

@@ -118,7 +118,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("stat", stat::run),
     Suite::vm("gate", gate::run),
     Suite::vm("perf", perf::run),
-    Suite::vm("lbr", lbr::run),
+    Suite::long("lbr", lbr::run),
     Suite::vm("rr", rr::run),
     Suite::long("rr-tests", rr::upstream),
     Suite::long("rr-pvh", rr::pvh),
