@@ -692,7 +692,7 @@ impl Machine {
             ..EventAttr::default()
         };
         let Some(caps) = self.domains[self.vcpus[index].domain].caps.get() else { return };
-        let config = match EventConfig::open(&caps, &attr) {
+        let config = match EventConfig::open(&caps, &attr, false) {
             Ok(config) => config,
             Err(errno) => return self.fails_perf(format!("no event {kind}: {errno:?}")),
         };
