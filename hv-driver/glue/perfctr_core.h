@@ -475,6 +475,7 @@ bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_maske
  * Handles an NMI that has come to the CPU of `cpu`, which is up, and whose ring is null while it
  */
 uint32_t perfctr_core_nmi(const struct perfctr_core_cpu *cpu,
+                          bool is_masked,
                           const struct perfctr_core_ring *ring,
                           struct perfctr_hv_sample *at,
                           const struct perfctr_hv_place *left);

@@ -70,11 +70,13 @@ impl ExpectedInterrupts {
         caps: &PmuCaps,
         hardware: &impl Counters,
     ) -> bool {
-        // Intel's local APICs mask the entry when they deliver the PMU's interrupt (SDM volume 3,
-        // "Local Vector Table"), so it stays masked until the interrupt has been seen to.  Counters
-        // cannot tell more: one that has overflowed may hold anything by now.  AMD's local APICs
-        // leave the entry as it is.
-        if caps.vendor == VENDOR_INTEL { is_masked } else { self.explains(caps, hardware) }
+        // Counters cannot tell more than Intel's local APICs: one that has overflowed may hold
+        // anything by now.  AMD's local APICs leave the entry as it is.
+        if caps.vendor == VENDOR_INTEL {
+            entry_explains(is_masked, caps)
+        } else {
+            self.explains(caps, hardware)
+        }
     }
 
     /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
@@ -93,6 +95,17 @@ impl ExpectedInterrupts {
         let until = self.until_tsc.swap(0, Relaxed);
         until != 0 && until.wrapping_sub(hardware.clock()) as i64 > 0
     }
+}
+
+/// Returns whether the local APIC's entry for the PMU says by itself that the PMU has interrupted.
+/// `is_masked` says whether the entry is masked now.
+///
+/// Intel's local APICs mask the entry when they deliver the PMU's interrupt (SDM volume 3, "Local
+/// Vector Table"), so it stays masked until the interrupt has been seen to.  No counter interrupts
+/// any more until then.  So such an interrupt has to be claimed, also if it comes so late that
+/// whatever had overflowed was seen before.
+pub fn entry_explains(is_masked: bool, caps: &PmuCaps) -> bool {
+    is_masked && caps.vendor == VENDOR_INTEL
 }
 
 #[cfg(test)]
@@ -162,6 +175,8 @@ mod tests {
                     let explained = expected.explains_beside_entry(is_masked, caps, &hardware);
                     let vendor = caps.vendor;
                     assert_eq!(explained, ours, "{vendor}: masked {is_masked}, holds {holds:#x}");
+                    let entry = entry_explains(is_masked, caps);
+                    assert_eq!(entry, is_masked && vendor == VENDOR_INTEL, "{vendor}");
                 }
             }
         }

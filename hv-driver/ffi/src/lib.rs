@@ -542,16 +542,18 @@ pub const NMI_GUEST: u32 = 2;
 /// does not sample; returns an `NMI_*` number.
 ///
 /// After `NMI_GUEST`, C has [`perfctr_core_interrupt`] called as soon as interrupts are enabled.
-/// The NMI may have interrupted any other entry there.  `at` is where; its time is set here.
-/// `left` is where the current guest was left if [`perfctr_core_is_at_guests`].
+/// The NMI may have interrupted any other entry there.  `is_masked` says whether the local APIC's
+/// entry for the PMU is masked now.  `at` is where; its time is set here.  `left` is where the
+/// current guest was left if [`perfctr_core_is_at_guests`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_nmi(
     cpu: &CpuObject,
+    is_masked: bool,
     ring: Option<&SampleRing>,
     at: &mut HvSample,
     left: &HvPlace,
 ) -> u32 {
-    match cpu.sample(ring, at, left) {
+    match cpu.sample(is_masked, ring, at, left) {
         (_, true) => NMI_GUEST,
         (true, false) => NMI_HANDLED,
         (false, false) => NMI_FOREIGN,

@@ -7,6 +7,7 @@
 #include <xen/spinlock.h>
 #include <xen/xmalloc.h>
 
+#include <asm/apic.h>
 #include <asm/nmi.h>
 #include <asm/regs.h>
 
@@ -69,6 +70,14 @@ static void place(const struct cpu_user_regs *regs, bool at_guests,
     }
 }
 
+/* Whether the PMU interrupts by NMIs, and its entry is masked. */
+static bool is_masked(void)
+{
+    uint32_t masked = APIC_LVT_MASKED | APIC_DM_NMI;
+
+    return (apic_read(APIC_LVTPC) & masked) == masked;
+}
+
 /* Xen's type of a callback returns int or bool, depending on the release. */
 static typeof(((nmi_callback_t *)NULL)(NULL, 0)) cf_check
 on_nmi(const struct cpu_user_regs *regs, int cpu)
@@ -80,7 +89,8 @@ on_nmi(const struct cpu_user_regs *regs, int cpu)
 
     ring = ACCESS_ONCE(s->on) ? s->ring : NULL;
     place(regs, perfctr_core_is_at_guests(ring), &at, &guest);
-    switch ( perfctr_core_nmi(perfctr_cpu_in_nmi(), ring, &at, &guest) )
+    switch (
+        perfctr_core_nmi(perfctr_cpu_in_nmi(), is_masked(), ring, &at, &guest) )
     {
     case PERFCTR_NMI_FOREIGN:
         return next ? next(regs, cpu) : 0;

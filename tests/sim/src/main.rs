@@ -25,7 +25,7 @@ mod cli {
     use sim::search::{scopes, search};
 
     /// Seeds that the search for a planted bug may use.
-    const HUNT_SEEDS: u64 = 3_000;
+    const HUNT_SEEDS: u64 = 12_000;
 
     /// Runs hosts and guests around the real cores and checks every step.
     #[derive(Parser)]
