@@ -86,11 +86,11 @@ on_nmi(const struct cpu_user_regs *regs, int cpu)
     const struct perfctr_core_ring *ring;
     struct perfctr_hv_place guest = { .mode = PERFCTR_PLACE_NONE };
     struct perfctr_hv_sample at;
+    bool masked = is_masked();
 
     ring = ACCESS_ONCE(s->on) ? s->ring : NULL;
     place(regs, perfctr_core_is_at_guests(ring), &at, &guest);
-    switch (
-        perfctr_core_nmi(perfctr_cpu_in_nmi(), is_masked(), ring, &at, &guest) )
+    switch ( perfctr_core_nmi(perfctr_cpu_in_nmi(), masked, ring, &at, &guest) )
     {
     case PERFCTR_NMI_FOREIGN:
         return next ? next(regs, cpu) : 0;
