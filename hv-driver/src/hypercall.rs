@@ -424,24 +424,25 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
             driver.accounts.ok_or(Errno::OPNOTSUPP)?;
             decode_accounts(driver, operation, bytes)
         }
-        Operation::Record | Operation::Branches => {
+        Operation::Record => {
             driver.registers.branches.ok_or(Errno::OPNOTSUPP)?;
-            decode_branches(operation, bytes)
+            decode_record(bytes)
+        }
+        Operation::Branches => {
+            driver.registers.branches.ok_or(Errno::OPNOTSUPP)?;
+            let asked = HvBranches::ref_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            PhysSlot::from_guest(asked.slot).map(Request::Branches).ok_or(Errno::INVAL)
         }
     }
 }
 
-fn decode_branches(operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {
-    if operation == Operation::Record {
-        return match HvRecord::read_from_bytes(bytes) {
-            Ok(HvRecord { filter, reserved: 0 }) => {
-                Filter::new(filter).map(Request::Record).ok_or(Errno::INVAL)
-            }
-            _ => Err(Errno::INVAL),
-        };
+fn decode_record(bytes: &[u8]) -> Result<Request, Errno> {
+    match HvRecord::read_from_bytes(bytes) {
+        Ok(HvRecord { filter, reserved: 0 }) => {
+            Filter::new(filter).map(Request::Record).ok_or(Errno::INVAL)
+        }
+        _ => Err(Errno::INVAL),
     }
-    let asked = HvBranches::ref_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
-    PhysSlot::from_guest(asked.slot).map(Request::Branches).ok_or(Errno::INVAL)
 }
 
 fn decode_profile(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {

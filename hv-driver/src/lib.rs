@@ -54,7 +54,7 @@ pub use demand::Demand;
 pub use driver::Driver;
 pub use guest::Guest;
 pub use hal::{Pmu, Probe};
-pub use nmi::{ExpectedInterrupts, entry_explains};
+pub use nmi::{ExpectedInterrupts, Nmi};
 pub use pcpu::{Cpu, Pcpu};
 pub use policy::{Policy, PolicyChange};
 pub use profile::SampleRing;

@@ -70,13 +70,9 @@ impl ExpectedInterrupts {
         caps: &PmuCaps,
         hardware: &impl Counters,
     ) -> bool {
-        // Counters cannot tell more than Intel's local APICs: one that has overflowed may hold
-        // anything by now.  AMD's local APICs leave the entry as it is.
-        if caps.vendor == VENDOR_INTEL {
-            entry_explains(is_masked, caps)
-        } else {
-            self.explains(caps, hardware)
-        }
+        // Counters cannot tell more than the entry: one that has overflowed may hold anything by
+        // now.
+        if masks_its_entry(caps) { is_masked } else { self.explains(caps, hardware) }
     }
 
     /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
@@ -97,15 +93,42 @@ impl ExpectedInterrupts {
     }
 }
 
-/// Returns whether the local APIC's entry for the PMU says by itself that the PMU has interrupted.
-/// `is_masked` says whether the entry is masked now.
+/// Returns whether the local APICs of such CPUs mask their entry for the PMU when they deliver its
+/// interrupt.
 ///
-/// Intel's local APICs mask the entry when they deliver the PMU's interrupt (SDM volume 3, "Local
-/// Vector Table"), so it stays masked until the interrupt has been seen to.  No counter interrupts
-/// any more until then.  So such an interrupt has to be claimed, also if it comes so late that
-/// whatever had overflowed was seen before.
-pub fn entry_explains(is_masked: bool, caps: &PmuCaps) -> bool {
-    is_masked && caps.vendor == VENDOR_INTEL
+/// Intel's do (SDM volume 3, "Local Vector Table"). A masked entry then says that the PMU has
+/// interrupted, and no counter interrupts again until the entry is unmasked.  AMD's do not.
+fn masks_its_entry(caps: &PmuCaps) -> bool {
+    caps.vendor == VENDOR_INTEL
+}
+
+/// Whose a non-maskable interrupt is, on a host that samples itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nmi {
+    /// It is not the PMU's.
+    Foreign,
+    /// It is the PMU's, and there is nothing left to do for it.
+    Handled,
+    /// It is that of a guest's counter, perhaps together with the host's.
+    Guest,
+}
+
+impl Nmi {
+    /// Returns whose an interrupt is.  `hosts` says whether an overflow of the host's counter
+    /// explains it, `guests` whether one of a guest's counter does, and `is_masked` whether the
+    /// local APIC's entry for the PMU is masked now.
+    ///
+    /// An interrupt may come so late that whatever had overflowed was seen before.  Where it has
+    /// masked the entry, it is still the PMU's: the entry has to be unmasked.
+    pub fn of(hosts: bool, guests: bool, is_masked: bool, caps: &PmuCaps) -> Self {
+        if guests {
+            Self::Guest
+        } else if hosts || masks_its_entry(caps) && is_masked {
+            Self::Handled
+        } else {
+            Self::Foreign
+        }
+    }
 }
 
 #[cfg(test)]
@@ -175,10 +198,23 @@ mod tests {
                     let explained = expected.explains_beside_entry(is_masked, caps, &hardware);
                     let vendor = caps.vendor;
                     assert_eq!(explained, ours, "{vendor}: masked {is_masked}, holds {holds:#x}");
-                    let entry = entry_explains(is_masked, caps);
-                    assert_eq!(entry, is_masked && vendor == VENDOR_INTEL, "{vendor}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_masked_entry_of_intels_is_the_pmus_also_if_no_overflow_explains_it() {
+        let (intel, amd) = (PmuCaps { vendor: VENDOR_INTEL, ..caps() }, caps());
+        for (hosts, guests, is_masked, of_intel, of_amd) in [
+            (false, false, false, Nmi::Foreign, Nmi::Foreign),
+            (false, false, true, Nmi::Handled, Nmi::Foreign),
+            (true, false, false, Nmi::Handled, Nmi::Handled),
+            (false, true, true, Nmi::Guest, Nmi::Guest),
+            (true, true, false, Nmi::Guest, Nmi::Guest),
+        ] {
+            let of = |caps| Nmi::of(hosts, guests, is_masked, caps);
+            assert_eq!((of(&intel), of(&amd)), (of_intel, of_amd), "{hosts} {guests} {is_masked}");
         }
     }
 

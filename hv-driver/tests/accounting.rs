@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests accounts of virtual CPUs against a host whose counters count what it says it executes.
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -13,6 +15,8 @@ use shared_abi::hypercall::{
 use shared_abi::read::Counters;
 use shared_abi::{CounterWidth, Errno};
 use zerocopy::FromZeros;
+
+use common::nehalem;
 
 const TICKS_PER_MS: u64 = 1_000;
 const LEASE: u64 = ACCOUNTS_LEASE_MS * TICKS_PER_MS;
@@ -109,17 +113,6 @@ impl Probe for Hardware {
     }
 }
 
-/// Intel's CPU with four general counters, on which no guest has rings of its own that counters
-/// could tell apart.
-fn intel() -> Identity {
-    Identity {
-        vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
-        signature: 0x106a3,
-        perfmon: [0x0730_0403, 0, 0, 0x603],
-        ..Identity::NONE
-    }
-}
-
 /// AMD's CPU with six counters and SVM.
 fn amd() -> Identity {
     Identity {
@@ -138,7 +131,8 @@ struct Core {
 
 impl Core {
     fn new(driver: &Driver, cpu: &Identity) -> Self {
-        let banks = if *cpu == intel() { (0x186, 0xc1, 1) } else { (0xc001_0200, 0xc001_0201, 2) };
+        let banks =
+            if *cpu == nehalem() { (0x186, 0xc1, 1) } else { (0xc001_0200, 0xc001_0201, 2) };
         let registers = RefCell::new(BTreeMap::from([(EFER, SVME)]));
         let hardware = Hardware { registers, tsc: Cell::new(1), banks, writes: Cell::new(0) };
         let mut core = Self { pcpu: Pcpu::new(), hardware };
@@ -216,7 +210,7 @@ const HARDWARE: Rings = Rings::Hardware;
 
 #[test]
 fn each_vcpu_has_what_it_executes_and_what_is_executed_meanwhile() {
-    for cpu in [intel(), amd()] {
+    for cpu in [nehalem(), amd()] {
         let (driver, mut core) = accounting(&cpu);
         let [first, second, idle] = [1, 2, 3].map(|_| Account::default());
         core.runs(&driver, &first, &[(Pv, 1_000)], 100);
@@ -246,7 +240,7 @@ fn guests_with_rings_of_their_own_have_their_kernels_events_where_the_cpu_tells_
 
 #[test]
 fn where_the_cpu_does_not_tell_kernels_apart_the_account_says_so() {
-    let (driver, mut core) = accounting(&intel());
+    let (driver, mut core) = accounting(&nehalem());
     let account = Account::default();
     core.runs(&driver, &account, &[(Kernel, 400), (User, 50)], 11);
     assert_eq!(read(&driver, &account, HARDWARE), (50, 411, ACCOUNT_UNDIVIDED));
@@ -296,7 +290,7 @@ fn the_next_guest_cannot_read_what_another_has_executed() {
 
 #[test]
 fn a_counter_may_wrap_between_two_switches() {
-    let (driver, mut core) = accounting(&intel());
+    let (driver, mut core) = accounting(&nehalem());
     let account = Account::default();
     let most = (1 << WIDTH) - 1;
     for _ in 0..3 {
@@ -307,7 +301,7 @@ fn a_counter_may_wrap_between_two_switches() {
 
 #[test]
 fn narrow_counters_and_single_modes_are_refused() {
-    let mut driver = host(&intel());
+    let mut driver = host(&nehalem());
     for evntsel in [0x42_00c0, 0x41_00c0] {
         let one = HvAccounting { evntsel, ..INSTRUCTIONS };
         assert_eq!(driver.accepts_accounting(&one), Err(Errno::INVAL));
@@ -350,7 +344,7 @@ fn nothing_is_counted_before_a_session_and_after_it() {
 #[test]
 fn a_session_ends_by_itself_unless_the_first_account_is_read() {
     for (from, renews) in [((0, 0), true), ((0, 1), false), ((1, 0), false)] {
-        let (driver, mut core) = accounting(&intel());
+        let (driver, mut core) = accounting(&nehalem());
         let half = 1 + LEASE / 2;
         let mut answer = asked(from.0, from.1);
         assert_eq!(driver.wants_accounts(half, &mut answer), Ok(renews));
@@ -370,13 +364,13 @@ fn a_session_ends_by_itself_unless_the_first_account_is_read() {
 
 #[test]
 fn a_cpu_that_comes_up_takes_part_and_one_that_goes_down_does_not() {
-    let (driver, mut core) = accounting(&intel());
+    let (driver, mut core) = accounting(&nehalem());
     let account = Account::default();
     core.runs(&driver, &account, &[(Pv, 5)], 4);
     core.on(&driver, |here| here.go_down());
     core.hardware.executes(Hypervisor, 50);
     assert!(!core.looks(&driver), "its counters are not the driver's");
-    core.on(&driver, |here| here.come_up(&intel())).unwrap();
+    core.on(&driver, |here| here.come_up(&nehalem())).unwrap();
     core.hardware.executes(Hypervisor, 50);
     assert!(core.looks(&driver), "it takes part again");
     core.runs(&driver, &account, &[(Pv, 3)], 2);
@@ -385,7 +379,7 @@ fn a_cpu_that_comes_up_takes_part_and_one_that_goes_down_does_not() {
 
 #[test]
 fn accounts_are_read_in_batches() {
-    let (driver, mut core) = accounting(&intel());
+    let (driver, mut core) = accounting(&nehalem());
     let accounts: Vec<Account> = (0..30).map(|_| Account::default()).collect();
     for (events, account) in (1..).zip(&accounts) {
         core.runs(&driver, account, &[(Pv, events)], 2 * events);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests branch records against a processor that records what the test says it takes.
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -134,15 +136,9 @@ impl Probe for Hardware {
     }
 }
 
+/// A Nehalem that says in which format it records branches.
 fn nehalem() -> Identity {
-    let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    Identity {
-        vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
-        signature: 0x106a3,
-        perfmon: [0x0730_0403, 0, 0, 0x603],
-        perf_capabilities: 3,
-        ..Identity::NONE
-    }
+    Identity { perf_capabilities: 3, ..common::nehalem() }
 }
 
 const SETTINGS: Settings =
@@ -449,6 +445,22 @@ fn nothing_is_recorded_for_who_may_not_count_or_has_no_page_or_does_not_execute(
         guest.toggle(host, User);
         assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES);
     }
+}
+
+#[test]
+fn a_switch_to_a_vcpu_that_records_costs_18_writes_and_an_overflow_33_reads() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    guest.switch_from(host);
+    host.hardware.accesses.set(0);
+    guest.switch_to(host, true);
+    assert_eq!(host.hardware.accesses.get(), 18);
+    host.hardware.loops(PROGRAM, 20);
+    host.hardware.accesses.set(0);
+    guest.overflows(host);
+    // To go on recording, in case of a debug exception, is one write more.
+    assert_eq!(host.hardware.accesses.get(), 33 + 1);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The driver on a PMU made of memory: what it publishes, and which registers it touches.
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -27,6 +29,8 @@ use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
 use zerocopy::{FromZeros, IntoBytes};
+
+use common::nehalem;
 
 const USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
 const BOTH: u64 = USER | EVNTSEL_OS;
@@ -155,16 +159,6 @@ fn driver() -> Driver {
 /// On a Nehalem, measuring its own cost or not.
 fn driver_that(measure_cost: bool) -> Driver {
     Driver::new(&nehalem(), &Settings { measure_cost, ..SETTINGS }).unwrap()
-}
-
-fn nehalem() -> Identity {
-    let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    Identity {
-        vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
-        signature: 0x106a3,
-        perfmon: [0x0730_0403, 0, 0, 0x603],
-        ..Identity::NONE
-    }
 }
 
 const SETTINGS: Settings = Settings::new(RATE);

@@ -13,7 +13,7 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
-    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange,
+    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Nmi, Options, Policy, PolicyChange,
     Refusal, Registration, SampleRing, Serial, Vcpu,
 };
 use shared_abi::hypercall::{
@@ -554,9 +554,9 @@ pub extern "C" fn perfctr_core_nmi(
     left: &HvPlace,
 ) -> u32 {
     match cpu.sample(is_masked, ring, at, left) {
-        (_, true) => NMI_GUEST,
-        (true, false) => NMI_HANDLED,
-        (false, false) => NMI_FOREIGN,
+        Nmi::Foreign => NMI_FOREIGN,
+        Nmi::Handled => NMI_HANDLED,
+        Nmi::Guest => NMI_GUEST,
     }
 }
 

@@ -6,7 +6,7 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 
-use hv_driver::{Cpu, Driver, ExpectedInterrupts, Pcpu, SampleRing, entry_explains};
+use hv_driver::{Cpu, Driver, ExpectedInterrupts, Nmi, Pcpu, SampleRing};
 use shared_abi::hypercall::{HvPlace, HvSample};
 use shared_abi::read::Counters;
 
@@ -44,16 +44,15 @@ impl CpuObject {
         self.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
     }
 
-    /// See [`Driver::sample`] and [`entry_explains`].  Returns whether an NMI that has just come
-    /// here is the PMU's, and whether it is also, or only, that of a guest's counter.  May be
-    /// called at any moment once the CPU has come up.
+    /// See [`Driver::sample`].  Returns whose an NMI is that has just come here; see [`Nmi::of`].
+    /// May be called at any moment once the CPU has come up.
     pub(crate) fn sample(
         &self,
         is_masked: bool,
         ring: Option<&SampleRing>,
         at: &mut HvSample,
         left: &HvPlace,
-    ) -> (bool, bool) {
+    ) -> Nmi {
         let pmu = X86Pmu { expected: &self.expected };
         let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at, left);
         let caps = &self.driver().caps;
@@ -61,7 +60,7 @@ impl CpuObject {
         if hosts && guests {
             self.host_expected.expect_another(pmu.clock());
         }
-        (hosts || guests || entry_explains(is_masked, caps), guests)
+        Nmi::of(hosts, guests, is_masked, caps)
     }
 
     /// See [`Driver::close_gate`].  May be called at any moment once the CPU has come up.
