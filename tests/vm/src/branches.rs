@@ -4,16 +4,13 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use nix::sys::ptrace;
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitStatus, waitpid};
 use perf_event_open_sys::bindings::{
     PERF_SAMPLE_BRANCH_ANY, PERF_SAMPLE_BRANCH_ANY_CALL, PERF_SAMPLE_BRANCH_ANY_RETURN,
     PERF_SAMPLE_BRANCH_CALL, PERF_SAMPLE_BRANCH_COND, PERF_SAMPLE_BRANCH_IND_CALL,
     PERF_SAMPLE_BRANCH_IND_JUMP,
 };
 
-use crate::step::Held;
+use crate::step::{Held, each_instruction};
 
 /// The source and the target of a branch.
 pub type Branch = (u64, u64);
@@ -37,29 +34,21 @@ pub struct Path {
 }
 
 impl Path {
-    /// Single-steps a program from its first instruction to its end.  The program gets no signals.
+    /// Single-steps a program from its first instruction to its end.
     ///
     /// # Errors
     ///
     /// The program cannot be executed, or fails.
     pub fn of(program: &mut Command) -> Result<Self> {
-        let child = Held::start(program)?.pid();
-        let mut path = Self::default();
-        let mut before = (0, [0; 8]);
-        loop {
-            let address = ptrace::getregs(child)?.rip;
-            if address != before.0 || !repeats(before.1) {
+        let (mut path, mut before) = (Self::default(), None);
+        let executed = |address, code| {
+            if let Some(before) = before.replace((address, code)) {
                 path.note(before, address);
-                path.executed.push(address);
-                before = (address, ptrace::read(child, address as *mut _)?.to_le_bytes());
             }
-            ptrace::step(child, None)?;
-            match waitpid(child, None)? {
-                WaitStatus::Stopped(_, Signal::SIGTRAP) => {}
-                WaitStatus::Exited(_, 0) => return Ok(path),
-                otherwise => anyhow::bail!("a stepped program: {otherwise:?}"),
-            }
-        }
+            path.executed.push(address);
+        };
+        each_instruction(Held::start(program)?.pid(), |_| (), executed)?;
+        Ok(path)
     }
 
     /// Notes the instruction with this code if it is a branch that has led to `to`.
@@ -103,12 +92,6 @@ impl Path {
         );
         Ok(sampled.len())
     }
-}
-
-/// Returns whether the instruction that starts with these bytes has a prefix by which it repeats
-/// itself (REP).  Its iterations are not instructions of their own, while those of LOOP are.
-fn repeats(code: [u8; 8]) -> bool {
-    matches!(code[0], 0xf2 | 0xf3)
 }
 
 /// Returns the words of perf's that select the branch that starts with these bytes, or 0.  SYSCALL
@@ -155,7 +138,6 @@ mod tests {
         assert_eq!(latest(7, PERF_SAMPLE_BRANCH_COND), [(100, 110)]);
         assert!(path.check(7, PERF_SAMPLE_BRANCH_ANY, &[(302, 205), (200, 300)]).is_ok());
         assert!(path.check(7, PERF_SAMPLE_BRANCH_ANY, &[(200, 300)]).is_err());
-        assert_eq!([&[0xf3, 0xa4], &[0xe2, 0xfe]].map(|bytes| repeats(code(bytes))), [true, false]);
     }
 
     #[test]

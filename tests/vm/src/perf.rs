@@ -247,7 +247,7 @@ impl Sampling {
     /// Samples were lost, or something else was recorded.
     pub fn branched(&mut self) -> anyhow::Result<Vec<(u64, u32, Vec<Branch>)>> {
         let mut samples = Vec::new();
-        self.each(|kind, word| {
+        self.each_record(|kind, word| {
             if kind != PERF_RECORD_SAMPLE {
                 return samples.push(Err(kind));
             }
@@ -263,7 +263,7 @@ impl Sampling {
     /// Returns the records since the last call. No record may be written meanwhile.
     pub fn records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
-        self.each(|kind, word| {
+        self.each_record(|kind, word| {
             records.push(match kind {
                 PERF_RECORD_SAMPLE => {
                     Record::Sample { ip: word(1), tid: (word(2) >> 32) as u32, period: word(3) }
@@ -277,7 +277,7 @@ impl Sampling {
 
     /// Calls `take` with each record since the last call: its type, and what returns its words, of
     /// which the first is its header.
-    fn each(&mut self, mut take: impl FnMut(u32, &dyn Fn(u64) -> u64)) {
+    fn each_record(&mut self, mut take: impl FnMut(u32, &dyn Fn(u64) -> u64)) {
         let page: *mut perf_event_mmap_page = self.ring.as_mut_ptr().cast();
         // SAFETY: the kernel has put such a structure there.
         let (head, tail) = unsafe { ((*page).data_head, (*page).data_tail) };

@@ -33,10 +33,6 @@ pub enum Kind {
 impl Kind {
     /// Returns the kind of the instruction that starts with these bytes (SDM volume 2, appendix A).
     fn of(code: [u8; 8]) -> Self {
-        let is_prefix = |byte: u8| {
-            let legacy = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
-            legacy.contains(&byte) || (0x40..=0x4f).contains(&byte)
-        };
         let start = code.iter().position(|&byte| !is_prefix(byte)).unwrap_or(0);
         let next = code.get(start + 1).copied().unwrap_or_default();
         match code[start] {
@@ -52,6 +48,17 @@ impl Kind {
             _ => Self::Other,
         }
     }
+}
+
+fn is_prefix(byte: u8) -> bool {
+    let legacy = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
+    legacy.contains(&byte) || (0x40..=0x4f).contains(&byte)
+}
+
+/// Returns whether the instruction that starts with these bytes has a prefix by which it repeats
+/// itself (REP). Its iterations are not instructions of their own, while those of LOOP are.
+fn repeats(code: [u8; 8]) -> bool {
+    code.iter().take_while(|&&byte| is_prefix(byte)).any(|byte| [0xf2, 0xf3].contains(byte))
 }
 
 /// A number of instructions, and how many of them are branches.
@@ -171,48 +178,15 @@ impl Trace {
     }
 
     fn record(child: Pid, mut at_rdpmc: impl FnMut(usize)) -> Result<Self> {
-        let (mut trace, mut last, mut rdpmcs) = (Self::default(), 0, 0);
-        loop {
-            let address = ptrace::getregs(child)?.rip;
-            // An iteration of a REP is not an instruction of its own.
-            let is_new = address != last;
-            if is_new {
-                let code = ptrace::read(child, address as ptrace::AddressType)?;
-                let kind = Kind::of(code.to_le_bytes());
-                if kind == Kind::Rdpmc {
-                    at_rdpmc(rdpmcs);
-                    rdpmcs += 1;
-                }
-                trace.0.push(kind);
+        let (mut trace, mut rdpmcs) = (Self::default(), 0);
+        let before = |code| {
+            if Kind::of(code) == Kind::Rdpmc {
+                at_rdpmc(rdpmcs);
+                rdpmcs += 1;
             }
-            last = address;
-            match Self::step(child, address)? {
-                Step::Executed => {}
-                // The instruction is executed when the handler returns.
-                Step::Interrupted if is_new => drop(trace.0.pop()),
-                Step::Interrupted => {}
-                Step::Ended => return Ok(trace),
-            }
-        }
-    }
-
-    /// Lets the child execute the instruction at `address`, or enter a signal's handler before it.
-    fn step(child: Pid, address: u64) -> Result<Step> {
-        let (mut step, mut signal) = (Step::Executed, None);
-        loop {
-            ptrace::step(child, signal)?;
-            match waitpid(child, None)? {
-                WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(step),
-                WaitStatus::Stopped(_, other) => {
-                    signal = Some(other);
-                    if ptrace::getregs(child)?.rip == address {
-                        step = Step::Interrupted;
-                    }
-                }
-                WaitStatus::Exited(_, 0) => return Ok(Step::Ended),
-                otherwise => anyhow::bail!("a stepped process: {otherwise:?}"),
-            }
-        }
+        };
+        each_instruction(child, before, |_, code| trace.0.push(Kind::of(code)))?;
+        Ok(trace)
     }
 
     /// Returns the number of instructions executed.
@@ -254,6 +228,56 @@ impl Trace {
         let start = calls.iter().rfind(|&call| call < first).context("nothing starts")?;
         let stop = calls.iter().find(|&call| call > last).context("nothing stops")?;
         Ok(self.between(start + 1, stop + 1))
+    }
+}
+
+/// Single-steps a child to its end. Calls `before` with the first bytes of each instruction that is
+/// about to be executed, and `executed` with its address and these bytes when it was.
+///
+/// # Errors
+///
+/// The child fails.
+pub fn each_instruction(
+    child: Pid,
+    mut before: impl FnMut([u8; 8]),
+    mut executed: impl FnMut(u64, [u8; 8]),
+) -> Result<()> {
+    let mut last = (0, [0; 8]);
+    loop {
+        let address = ptrace::getregs(child)?.rip;
+        let is_new = address != last.0 || !repeats(last.1);
+        if is_new {
+            let code = ptrace::read(child, address as ptrace::AddressType)?.to_le_bytes();
+            before(code);
+            last = (address, code);
+        }
+        let step = step(child, address)?;
+        // One that was interrupted is executed when the handler returns.
+        if is_new && !matches!(step, Step::Interrupted) {
+            executed(address, last.1);
+        }
+        if matches!(step, Step::Ended) {
+            return Ok(());
+        }
+    }
+}
+
+/// Lets the child execute the instruction at `address`, or enter a signal's handler before it.
+fn step(child: Pid, address: u64) -> Result<Step> {
+    let (mut step, mut signal) = (Step::Executed, None);
+    loop {
+        ptrace::step(child, signal)?;
+        match waitpid(child, None)? {
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(step),
+            WaitStatus::Stopped(_, other) => {
+                signal = Some(other);
+                if ptrace::getregs(child)?.rip == address {
+                    step = Step::Interrupted;
+                }
+            }
+            WaitStatus::Exited(_, 0) => return Ok(Step::Ended),
+            otherwise => anyhow::bail!("a stepped process: {otherwise:?}"),
+        }
     }
 }
 
@@ -302,6 +326,9 @@ fn await_stop(child: Pid, signal: Signal) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::arch::asm;
+    use std::hint::black_box;
+
     use super::*;
     use crate::region::Region;
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, sigaction};
@@ -326,6 +353,28 @@ mod tests {
         assert_eq!(more.instructions, truth(Region::instructions));
         assert_eq!(more.branches, truth(Region::branches));
         assert_eq!(more.cycles(), 2 * more.instructions + 4 * more.branches);
+    }
+
+    #[test]
+    fn a_loop_at_one_address_is_an_instruction_each_time_and_a_repeated_one_is_not() {
+        let whole = |turns: u64, bytes: u64| {
+            let body = |()| {
+                let mut memory = [0_u8; 64];
+                // SAFETY: the bytes that are written are in `memory`.
+                unsafe {
+                    asm!("2: loop 2b", inout("rcx") turns => _);
+                    asm!("rep stosb", inout("rcx") bytes => _, in("al") 1_u8,
+                         inout("rdi") memory.as_mut_ptr() => _);
+                }
+                black_box(memory);
+                Ok(())
+            };
+            let trace = Trace::of(|| Ok(()), body, |_| ()).unwrap();
+            trace.between(0, trace.len())
+        };
+        let least = whole(1, 1);
+        assert_eq!(whole(21, 1).less(least), Executed { instructions: 20, branches: 20 });
+        assert_eq!(whole(1, 64), least);
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn main() -> Result<ExitCode> {
     let (profile, mut tally) = (Profile::new(&xen), Tally::default());
     nobody(&profile, &mut tally);
     samples(&profile, &mut tally)?;
-    causes(&profile.at_guests(), &mut tally)?;
+    samples_at_guests(&profile.at_guests(), &mut tally)?;
     full(&profile, &mut tally)?;
     drop(session);
     beside(&profile, &cpus[1..], &mut tally)?;
@@ -232,19 +232,24 @@ fn work() {
     Region { first: 4_000, second: 1 }.execute(&mut 0);
 }
 
+/// Samples physical CPU 0 while this program works there.
+fn measure_work(profile: &Profile<'_>, evntsel: u64) -> Result<Found> {
+    measure(profile, evntsel, PERIOD, |found| {
+        for _ in 0..ROUNDS {
+            work();
+            profile.take(CPU, &mut found.samples)?;
+        }
+        Ok(())
+    })
+}
+
 fn samples(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     for (name, evntsel, modes) in [
         ("Xen", RING_0_ONLY, &[SAMPLE_HYPERVISOR][..]),
         ("guests", OUTSIDE_ONLY, &[PLACE_KERNEL, PLACE_USER]),
         ("Xen and guests", BOTH, &[SAMPLE_HYPERVISOR, PLACE_KERNEL, PLACE_USER]),
     ] {
-        let found = measure(profile, evntsel, PERIOD, |found| {
-            for _ in 0..ROUNDS {
-                work();
-                profile.take(CPU, &mut found.samples)?;
-            }
-            Ok(())
-        })?;
+        let found = measure_work(profile, evntsel)?;
         let each = found.is_each_period(evntsel, PERIOD);
         tally.check(&format!("there is a sample for each period of {name}"), each);
         let places = judge(&found.samples, modes);
@@ -254,14 +259,8 @@ fn samples(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
 }
 
 /// Where the hypervisor executes for a guest, samples say where the guest was left.
-fn causes(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
-    let found = measure(profile, BOTH, PERIOD, |found| {
-        for _ in 0..ROUNDS {
-            work();
-            profile.take(CPU, &mut found.samples)?;
-        }
-        Ok(())
-    })?;
+fn samples_at_guests(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
+    let found = measure_work(profile, BOTH)?;
     let each = found.is_each_period(BOTH, PERIOD);
     tally.check("there is a sample for each period if guests are shown in place of Xen", each);
     let modes = [SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER, PLACE_KERNEL, PLACE_USER];

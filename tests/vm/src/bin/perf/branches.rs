@@ -17,14 +17,14 @@ use perf_event_open_sys::bindings::{
 };
 use vm_tests::branches::{Branch, Path};
 use vm_tests::in_tenant::{Moves, Tests};
-use vm_tests::module;
 use vm_tests::perf::{PARANOID, Sampling, Whose, generic};
 use vm_tests::step::Held;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, run_on};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, live, mount_statistics};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted};
 use vm_tests::users::{NOBODY, as_user};
 
+use crate::tenant::run_tests;
 use crate::tool::perf;
 use crate::{Machine, PCPUS, SEED, SWITCHES_MIN};
 
@@ -95,15 +95,9 @@ fn beside_a_tenant() -> Result<ExitCode> {
     .map(|code| if failed.load(Relaxed) { ExitCode::FAILURE } else { code })
 }
 
-/// Runs in the tenant, and ends with the domain.
+/// Runs in the tenant.
 pub fn tenant() -> Result<ExitCode> {
-    live(|| {
-        mount_statistics()?;
-        module::load()?;
-        let machine = Machine::new(None)?;
-        TESTS.tell(|test| test(&machine));
-        Ok(())
-    })
+    run_tests(&TESTS)
 }
 
 /// What samples had.

@@ -42,13 +42,18 @@ pub fn control() -> Result<ExitCode> {
     TESTS.control(&wanted, moves, Tenant::hear)
 }
 
-/// Runs in the tenant, and ends with the domain.
+/// Runs in the tenant.
 pub fn run() -> Result<ExitCode> {
+    run_tests(&TESTS)
+}
+
+/// Makes these tests in a tenant, and ends with the domain.
+pub fn run_tests(tests: &Tests<fn(&Machine) -> Result<()>>) -> Result<ExitCode> {
     live(|| {
         mount_statistics()?;
         module::load()?;
         let machine = Machine::new(None)?;
-        TESTS.tell(|test| test(&machine));
+        tests.tell(|test| test(&machine));
         Ok(())
     })
 }

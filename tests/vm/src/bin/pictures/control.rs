@@ -18,7 +18,7 @@ use crate::network::{self, CONTROL, TENANT};
 use crate::{pty, web};
 
 const PERFCTR: &str = "/work/perfctr";
-const THIS: &str = "/work/pictures";
+const THIS_PROGRAM: &str = "/work/pictures";
 const PROFILE: &str = "/out/host.data";
 /// The list of the functions of the tenant's kernel.
 const KALLSYMS: &str = "/run/web.kallsyms";
@@ -102,7 +102,7 @@ fn record_host(list: &str) -> Result<()> {
     let seconds = SECONDS.to_string();
     let counts = [PERFCTR, "domains", "counts", "-e", "instructions", "--"];
     let record = [PERFCTR, "record", "--host", "-e", "instructions", "-c", PERIOD, "-o", PROFILE];
-    let load = ["--guest-symbols", list, "--", THIS, "load", TENANT, &seconds];
+    let load = ["--guest-symbols", list, "--", THIS_PROGRAM, "load", TENANT, &seconds];
     show(&[&counts[..], &record, &load].concat())
 }
 
@@ -117,7 +117,7 @@ fn report_host() -> Result<()> {
 /// Runs the view with these options in a terminal, and keeps what it writes there.
 fn in_terminal(options: &[&str], file: &str) -> Result<()> {
     let words = [PERFCTR, "top", "-d", UPDATE_MS, "-n", UPDATES];
-    pty::keep(&[&words[..], options].concat(), file)
+    pty::run_in_terminal(&[&words[..], options].concat(), file)
 }
 
 /// Samples a program, and draws it.

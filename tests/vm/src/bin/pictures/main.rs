@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Makes the pictures that users see: flame graphs of a program, and of a host on which web servers
-//! are under load in a PV guest, the control domain, and in a PVH tenant, and the screens of
-//! `perfctr top`.
+//! Makes the pictures that users see: a flame graph of a program, a flame graph of a whole host,
+//! and the screens of `perfctr top`.
 //!
-//! Each of both guests asks the other one's server, so that packets go through Xen's network in
-//! both directions. This program is both: in the control domain it makes the pictures, and it is
-//! the first program of the tenant.
+//! Two guests of the host are under load: the control domain, which is a PV guest, and a PVH
+//! tenant. Each has a web server, and asks the other one's server for pages, so that packets go
+//! through Xen's network in both directions.
+//!
+//! Both guests execute this program. In the control domain it makes the pictures. In the tenant it
+//! is the first program.
 
 mod control;
 mod network;

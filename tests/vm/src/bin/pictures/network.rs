@@ -24,8 +24,8 @@ const BITS: u32 = 30;
 /// Debian's Busybox, which both have.
 pub const BUSYBOX: &str = "/usr/bin/busybox";
 /// The halves of the split driver: that of the control domain, and that of the tenant.
-const BACK: &str = "/usr/lib/perfctr/xen-netback.ko";
-const FRONT: &str = "/usr/lib/perfctr/xen-netfront.ko";
+const BACKEND_MODULE: &str = "/usr/lib/perfctr/xen-netback.ko";
+const FRONTEND_MODULE: &str = "/usr/lib/perfctr/xen-netfront.ko";
 /// The tenant's device.
 const DEVICE: &str = "eth0";
 /// The script that Xen's tools run when the control domain's end of the device is there. They tell
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 ///
 /// The kernel's, for its module or a file.
 pub fn prepare() -> Result<String> {
-    load_file(BACK, c"")?;
+    load_file(BACKEND_MODULE, c"")?;
     let script = format!(
         "#!/bin/sh\ntest \"$1\" = online || exit 0\n\
          {BUSYBOX} ip addr add {CONTROL}/{BITS} dev \"$vif\"\n\
@@ -61,7 +61,7 @@ pub fn prepare() -> Result<String> {
 ///
 /// The kernel's, for its module, or there is no device.
 pub fn connect() -> Result<()> {
-    load_file(FRONT, c"")?;
+    load_file(FRONTEND_MODULE, c"")?;
     let start = Instant::now();
     while !Path::new("/sys/class/net").join(DEVICE).exists() {
         ensure!(start.elapsed() < PATIENCE, "there is no {DEVICE}");

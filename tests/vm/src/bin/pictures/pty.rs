@@ -13,7 +13,7 @@ use nix::pty::{OpenptyResult, Winsize, openpty};
 const SIZE: [u16; 2] = [110, 30];
 
 /// Runs a command in a terminal, and writes what it has written there to a file.
-pub fn keep(words: &[&str], file: &str) -> Result<()> {
+pub fn run_in_terminal(words: &[&str], file: &str) -> Result<()> {
     let [ws_col, ws_row] = SIZE;
     let size = Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
     let OpenptyResult { master, slave } = openpty(&size, None)?;

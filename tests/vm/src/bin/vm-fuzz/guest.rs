@@ -11,11 +11,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
-    HvAccounting, HvAccounts, HvBranches, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord,
-    HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
-    OP_BRANCHES, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
-    PROFILE_AT_GUESTS,
+    HOST_OPS, HvAccounting, HvAccounts, HvBranches, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery,
+    HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_BRANCHES,
+    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_QUERY, OP_RECORD,
+    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PROFILE_AT_GUESTS,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -40,27 +39,10 @@ const ARGUMENT_BYTES: usize = 2048;
 /// Frames beyond all memory, or nobody's. A frame of the guest's own would be written to.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
-const REQUESTS: [u32; 19] = [
-    OP_LOAD,
-    OP_LOAD,
-    OP_LOAD,
-    OP_LOAD,
-    OP_STOP,
-    OP_QUERY,
-    OP_DOMAIN,
-    OP_STATS,
-    OP_PROFILE_START,
-    OP_PROFILE_READ,
-    OP_PROFILE_STOP,
-    OP_ACCOUNTS_START,
-    OP_ACCOUNTS_READ,
-    OP_ACCOUNTS_STOP,
-    OP_RECORD,
-    OP_BRANCHES,
-    OP_REGISTER,
-    OP_PLACE,
-    u32::MAX,
-];
+/// Operations, with those of the whole host between both lists. Inputs of the corpus choose by
+/// place.
+const FIRST_REQUESTS: [u32; 6] = [OP_LOAD, OP_LOAD, OP_LOAD, OP_LOAD, OP_STOP, OP_QUERY];
+const LAST_REQUESTS: [u32; 5] = [OP_RECORD, OP_BRANCHES, OP_REGISTER, OP_PLACE, u32::MAX];
 
 /// Whether some vCPU may have no page any more.
 static UNREGISTERED: AtomicBool = AtomicBool::new(false);
@@ -116,7 +98,8 @@ impl Guest {
 
 /// Makes a hypercall that is mostly valid. Refusals are expected.
 fn request(xen: &Xen, input: &mut Reader<'_>) {
-    let mut op = input.pick(&REQUESTS);
+    let requests = [&FIRST_REQUESTS[..], &HOST_OPS, &LAST_REQUESTS].concat();
+    let mut op = input.pick(&requests);
     if op == u32::MAX {
         let any = input.number() as u32;
         op = input.pick(&[any, OP_GO_ON, OP_GO_ON]);
