@@ -175,11 +175,11 @@ fn open(picture: &str, query: &str, name: &str) -> Result<Opened> {
     let (before, _) = picture.rsplit_once("</svg>").context("a picture that does not end")?;
     let viewers = viewers::viewers()?;
     let window = [WIDTH, height(picture)?];
-    let address = put(&viewers, "page.svg", picture)? + query;
+    let address = put_page(&viewers, "page.svg", picture)? + query;
     let screenshot = screenshot::path(name)?;
     browse(&viewers, window, &format!("--screenshot=/tmp/shot.png '{address}'"))?;
     viewers.system.get("/tmp/shot.png", &screenshot)?;
-    let address = put(&viewers, "page.svg", &format!("{before}{MEASURE}"))? + query;
+    let address = put_page(&viewers, "page.svg", &format!("{before}{MEASURE}"))? + query;
     let dom = browse(&viewers, window, &format!("--dump-dom '{address}'"))?;
     ensure!(!dom.contains("<parsererror"), "the browser finds an error in it\n{dom}");
     let said = dom.split("<metadata>").nth(1).and_then(|rest| rest.split("</metadata>").next());
@@ -227,7 +227,7 @@ fn height(picture: &str) -> Result<u32> {
 }
 
 /// Puts a page where the browser finds it. Returns its address.
-fn put(viewers: &Viewers, name: &str, text: &str) -> Result<String> {
+fn put_page(viewers: &Viewers, name: &str, text: &str) -> Result<String> {
     let page = cache::root()?.join("work").join(name);
     fs::write(&page, text)?;
     viewers.system.put(&[&page], "page")?;

@@ -111,7 +111,7 @@ fn a_new_page_and_a_new_right_to_count_record_anew() {
 }
 
 /// What the sample of an event on vCPU 0 gets: the number of its branches, and the first of them.
-fn ask(machine: &Machine, index: u32) -> (u64, HvBranch) {
+fn branches_of_sample(machine: &Machine, index: u32) -> (u64, HvBranch) {
     let mut stack = BranchStack { number: 7, ..BranchStack::default() };
     machine.on(0, |cpu| cpu.branches_of_event(index, &mut stack));
     assert_eq!(stack.hardware_index, u64::MAX, "nobody knows");
@@ -127,11 +127,11 @@ fn a_sample_gets_its_own_counters_branches() {
     machine.branches.set(known);
     machine.schedule(0, &[(event(0xc4, true), 1_000), (recorded(ALL), 1_000)]);
     machine.take_hypercalls();
-    assert_eq!(ask(&machine, 0).0, 0, "it wants none");
-    assert_eq!(ask(&machine, 5).0, 0, "no such event");
+    assert_eq!(branches_of_sample(&machine, 0).0, 0, "it wants none");
+    assert_eq!(branches_of_sample(&machine, 5).0, 0, "no such event");
     assert!(machine.take_hypercalls().is_empty());
     // perf's bits: mispredicted is 1, predicted is 2.
-    assert_eq!(ask(&machine, 1), (2, HvBranch { flags: 2, ..branch }));
+    assert_eq!(branches_of_sample(&machine, 1), (2, HvBranch { flags: 2, ..branch }));
     assert_eq!(machine.take_hypercalls(), [(0, OP_BRANCHES)]);
     let config = machine.programmed(0);
     let own = slots_of(config.slots()).find(|&slot| config.evntsel(slot) & 0xff == 0xc0).unwrap();
@@ -139,7 +139,11 @@ fn a_sample_gets_its_own_counters_branches() {
     known.branch[0].flags = BRANCH_MISPREDICTED;
     machine.branches.set(HvBranches { count: u32::MAX, ..known });
     let most = BRANCHES_MAX as u64;
-    assert_eq!(ask(&machine, 1), (most, HvBranch { flags: 1, ..branch }), "no more than fit");
+    assert_eq!(
+        branches_of_sample(&machine, 1),
+        (most, HvBranch { flags: 1, ..branch }),
+        "no more than fit"
+    );
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn samples_have_no_branches_where_the_host_records_none_any_more() {
     machine.branches.set(HvBranches { count: 3, ..HvBranches::default() });
     machine.refuses_records.set(true);
     machine.schedule(0, &[(recorded(ALL), 1_000)]);
-    assert_eq!(ask(&machine, 0).0, 0);
+    assert_eq!(branches_of_sample(&machine, 0).0, 0);
     machine.take_hypercalls();
     machine.refuses_records.set(false);
     machine.on(0, |cpu| cpu.enable_events(None));
