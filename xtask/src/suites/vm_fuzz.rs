@@ -26,8 +26,9 @@ pub fn run(report: &mut Report) -> Result<()> {
     let driver = xen::xen(Flavour::Fuzzing, None)?.with_file_name("xen-syms");
     let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];
     let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
-    // The host's own samples can be asked for, too: a hostile kernel may be the control domain's.
-    let mut spec = Spec::new("pv", command)?.driver("profile")?;
+    // A hostile kernel may be the control domain's, which may ask for all that the driver has.
+    let mut spec = Spec::new("pv", command)?.driver("profile,accounts,branches")?;
+    spec.topology.cpu.push_str(",pmu-lbr=on");
     spec.hypervisor()?.flavour = Flavour::Fuzzing;
     spec.timeout *= report.volume.pick(3, 16);
     tenants::add_tenant(&mut spec, "vm-fuzz", &for_tenant()?)?;

@@ -44,6 +44,11 @@ const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u6
 const FIRST_REQUESTS: [u32; 6] = [OP_LOAD, OP_LOAD, OP_LOAD, OP_LOAD, OP_STOP, OP_QUERY];
 const LAST_REQUESTS: [u32; 5] = [OP_RECORD, OP_BRANCHES, OP_REGISTER, OP_PLACE, u32::MAX];
 
+/// A byte with which an input makes a request.
+const REQUEST: u8 = 3;
+/// Bytes that leave an argument and its length as they are, and choose different values.
+const FILLERS: [u8; 4] = [100, 104, 120, 180];
+
 /// Whether some vCPU may have no page any more.
 static UNREGISTERED: AtomicBool = AtomicBool::new(false);
 
@@ -96,10 +101,19 @@ impl Guest {
     }
 }
 
+/// Returns inputs that make each request with arguments that are valid, whatever the corpus has.
+pub fn valid_inputs() -> Vec<Vec<u8>> {
+    let input = |(op, filler): (usize, u8)| [&[REQUEST, op as u8][..], &[filler; 62]].concat();
+    (0..requests().len()).flat_map(|op| FILLERS.map(|filler| (op, filler))).map(input).collect()
+}
+
+fn requests() -> Vec<u32> {
+    [&FIRST_REQUESTS[..], &HOST_OPS, &LAST_REQUESTS].concat()
+}
+
 /// Makes a hypercall that is mostly valid. Refusals are expected.
 fn request(xen: &Xen, input: &mut Reader<'_>) {
-    let requests = [&FIRST_REQUESTS[..], &HOST_OPS, &LAST_REQUESTS].concat();
-    let mut op = input.pick(&requests);
+    let mut op = input.pick(&requests());
     if op == u32::MAX {
         let any = input.number() as u32;
         op = input.pick(&[any, OP_GO_ON, OP_GO_ON]);

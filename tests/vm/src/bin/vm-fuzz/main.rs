@@ -89,7 +89,7 @@ const TARGETS: [Target; 3] = [
     Target { name: USER, fuzz: user, side: 0, least: Some(30) },
     // A tenth of the driver accounts events, which only an option switches on. So this is 40 % of
     // the rest.
-    Target { name: "guest kernel", fuzz: guest, side: 1, least: Some(36) },
+    Target { name: "guest kernel", fuzz: guest, side: 1, least: Some(40) },
     Target { name: "domain", fuzz: tenant::beside, side: 1, least: None },
 ];
 
@@ -141,7 +141,8 @@ struct Tried {
 fn user(options: &Options) -> Result<Tried> {
     user::admit()?;
     let neighbours = Neighbours::start()?;
-    let mut tried = fuzz(options, "user", &Coverage::open(false), |input, _| user::run(input))?;
+    let coverage = Coverage::open(false);
+    let mut tried = fuzz(options, "user", Vec::new(), &coverage, |input, _| user::run(input))?;
     tried.checks = neighbours.judge()?;
     until_threads(0)?;
     module::reload_unharmed()?;
@@ -150,7 +151,8 @@ fn user(options: &Options) -> Result<Tried> {
 
 fn guest(options: &Options) -> Result<Tried> {
     let guest = guest::Guest::new()?;
-    let mut tried = fuzz(options, "guest", &Coverage::open(true), |input, number| {
+    let (more, coverage) = (guest::valid_inputs(), Coverage::open(true));
+    let mut tried = fuzz(options, "guest", more, &coverage, |input, number| {
         guest.repair_at_times(number)?;
         guest.run(input)
     })?;
@@ -161,15 +163,16 @@ fn guest(options: &Options) -> Result<Tried> {
     Ok(tried)
 }
 
-/// Tries the corpus, and mutations of all inputs that have reached something new.
+/// Tries the corpus and more inputs, and mutations of all inputs that have reached something new.
 fn fuzz(
     options: &Options,
     name: &str,
+    more: Vec<Vec<u8>>,
     coverage: &Coverage,
     run: impl Fn(&[u8], u64) -> Result<()>,
 ) -> Result<Tried> {
     let before = calls::made();
-    let mut corpus = read_corpus(&options.corpus.join(name))?;
+    let mut corpus = [read_corpus(&options.corpus.join(name))?, more].concat();
     for (number, input) in corpus.iter().enumerate() {
         run(input, number as u64).with_context(|| hex(input))?;
     }
