@@ -55,13 +55,18 @@ static int perfctr_open(struct inode *inode, struct file *file)
 	return nonseekable_open(inode, file);
 }
 
-/* The descriptor's thread goes on counting. CPUs that it had count stop. */
+/*
+ * The descriptor's thread goes on counting. CPUs that it had count stop. Most
+ * descriptors had none, and do not wait for requests of others.
+ */
 static int perfctr_release(struct inode *inode, struct file *file)
 {
 	struct perfctr_thread *thread = file->private_data;
 
 	if (thread)
 		perfctr_thread_put(thread);
+	if (!perfctr_core_owns_cpus((unsigned long)file))
+		return 0;
 	mutex_lock(&perfctr_cpus_lock);
 	perfctr_core_close_cpus((unsigned long)file);
 	mutex_unlock(&perfctr_cpus_lock);

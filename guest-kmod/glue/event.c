@@ -72,7 +72,7 @@ static void perfctr_events_go_on(bool has_counted)
 	 * free.
 	 */
 	if (perfctr_core_events_enable(perfctr_this_vcpu(),
-				       perfctr_core_current()))
+				       perfctr_core_of_task(current)))
 		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
 	perfctr_events_settle(has_counted);
 }
@@ -295,7 +295,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 	int index;
 
 	index = perfctr_core_event_add(cpu->core, &config,
-				       perfctr_core_current(),
+				       perfctr_core_of_task(current),
 				       perfctr_event_is_wide(event));
 	if (index < 0)
 		return index;

@@ -128,7 +128,7 @@ void perfctr_resume_current(void);
 void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
-struct perfctr_core_thread *perfctr_core_current(void);
+struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task);
 
 /* event.c: perf's events on this CPU. */
 struct perf_event;

@@ -70,6 +70,11 @@ struct perfctr_call;
 struct perfctr_core_thread;
 
 /*
+ * A user, with the pages that its threads see of vCPUs.
+ */
+struct perfctr_core_user;
+
+/*
  * A vCPU as C holds it.
  */
 struct perfctr_core_vcpu;
@@ -230,6 +235,10 @@ struct perfctr_shown {
    * Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
    */
   bool hides_kernel;
+  /*
+   * Whether anything is loaded.
+   */
+  bool counts;
 };
 
 /*
@@ -325,14 +334,11 @@ extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 extern void perfctr_glue_rdpmc(void);
 
 /*
- * Makes a thread object for the user `uid` of a container.  `is_initial` says that this is the
+ * Makes a thread object for a user, whom the caller passes on.  Returns 0, or an error if there is
  */
 int perfctr_core_thread_init(struct perfctr_core_thread *memory,
                              uint32_t tid,
-                             uint64_t container,
-                             uint32_t uid,
-                             bool is_initial,
-                             uint32_t owner);
+                             const struct perfctr_core_user *user);
 
 /*
  * Frees what belongs to a thread object, but not the object's own memory.
@@ -432,6 +438,11 @@ void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
  * Executes a request about CPUs for the descriptor `by`.  Returns what the request returns.
  */
 int perfctr_core_request_of_cpus(uint32_t number, uint64_t by, void *argument);
+
+/*
+ * Returns whether CPUs are this descriptor's; see Admission::is_owner.
+ */
+bool perfctr_core_owns_cpus(uint64_t by);
 
 /*
  * Stops and forgets the CPUs that a descriptor has set, because it is closed.
@@ -743,6 +754,20 @@ extern void perfctr_glue_put_container(uint64_t container);
 extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
 /*
+ * Returns the user of a container if the user has counters, or null. The caller has to pass it
+ */
+const struct perfctr_core_user *perfctr_core_user_find(uint64_t container, uint32_t uid);
+
+/*
+ * Gives in `found` the user `uid` of a container, to which the caller passes its reference. The
+ */
+int perfctr_core_user_get(uint64_t container,
+                          uint32_t uid,
+                          bool is_initial,
+                          uint32_t owner,
+                          const struct perfctr_core_user **found);
+
+/*
  * Frees users that have no counters, and whose pages the hypervisor has unpinned.
  */
 void perfctr_core_users_take_back(void);
@@ -788,6 +813,11 @@ extern int perfctr_glue_watch_begin(void);
 int perfctr_core_watch_join(void);
 
 /*
+ * Does the same where somebody has joined already; see Watch::join_others.  C needs no lock.
+ */
+bool perfctr_core_watch_join_others(void);
+
+/*
  * See Watch::leave.
  */
 void perfctr_core_watch_leave(void);
@@ -803,7 +833,7 @@ bool perfctr_core_watch_end(bool is_exit);
 bool perfctr_core_is_idle(void);
 
 /*
- * Stops the counters of all vCPUs if nobody counts.
+ * Stops the counters of all vCPUs if nobody counts. Those on which none counts are not
  */
 void perfctr_core_stop_if_idle(void);
 

@@ -181,17 +181,11 @@ struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 	return NULL;
 }
 
-static struct perfctr_core_thread *
-perfctr_core_of_task(struct task_struct *task)
+struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(task);
 
 	return thread ? perfctr_core_of(thread) : NULL;
-}
-
-struct perfctr_core_thread *perfctr_core_current(void)
-{
-	return perfctr_core_of_task(current);
 }
 
 /* Interrupts are disabled. */
@@ -211,8 +205,9 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 {
 	struct perfctr_subject subject = perfctr_subject_of(next);
 
-	perfctr_core_leave_to(perfctr_this_vcpu(), perfctr_core_current(),
-			      &subject, perfctr_core_of_task(next));
+	perfctr_core_leave_to(perfctr_this_vcpu(),
+			      perfctr_core_of_task(current), &subject,
+			      perfctr_core_of_task(next));
 }
 
 /*

@@ -24,7 +24,7 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 	 * noticed it.
 	 */
 	local_irq_disable();
-	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current());
+	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_of_task(current));
 	local_irq_enable();
 }
 

@@ -6,13 +6,17 @@
 
 #include <linux/nsproxy.h>
 #include <linux/pid_namespace.h>
+#include <linux/rcupdate.h>
 #include <linux/sched/task.h>
 #include <linux/user_namespace.h>
 #include <linux/workqueue.h>
 
 #include "perfctr.h"
 
-/* Protects the core's list of users. */
+/*
+ * Protects the core's list of users. A user who has counters is found without
+ * it.
+ */
 static DEFINE_MUTEX(perfctr_users_lock);
 
 /* Containers are distinguished by the namespaces of their processes. */
@@ -102,20 +106,27 @@ int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 			  struct task_struct *task)
 {
 	struct pid_namespace *container = perfctr_container_get(task);
+	const struct perfctr_core_user *user;
+	u64 address = (unsigned long)container;
 	const struct cred *cred;
-	int err;
+	int err = 0;
 
 	if (!container)
 		return -ESRCH;
 	cred = get_task_cred(task);
-	mutex_lock(&perfctr_users_lock);
-	err = perfctr_core_thread_init(core, tid, (unsigned long)container,
-				       __kuid_val(cred->euid),
-				       container == &init_pid_ns,
-				       __kuid_val(perfctr_owner(cred)));
-	mutex_unlock(&perfctr_users_lock);
+	rcu_read_lock();
+	user = perfctr_core_user_find(address, __kuid_val(cred->euid));
+	rcu_read_unlock();
+	if (!user) {
+		mutex_lock(&perfctr_users_lock);
+		err = perfctr_core_user_get(address, __kuid_val(cred->euid),
+					    container == &init_pid_ns,
+					    __kuid_val(perfctr_owner(cred)),
+					    &user);
+		mutex_unlock(&perfctr_users_lock);
+	}
 	put_cred(cred);
-	return err;
+	return err ? err : perfctr_core_thread_init(core, tid, user);
 }
 
 /* Nobody has counters now, and no page is registered any more. */

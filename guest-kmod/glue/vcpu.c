@@ -36,7 +36,8 @@ bool perfctr_glue_cpu_is_online(u32 cpu)
 /* Executed on each CPU that is called. Interrupts are disabled. */
 static void perfctr_called(void *call)
 {
-	perfctr_core_called(call, perfctr_this_vcpu(), perfctr_core_current());
+	perfctr_core_called(call, perfctr_this_vcpu(),
+			    perfctr_core_of_task(current));
 	perfctr_events_page_changed();
 }
 
@@ -86,7 +87,8 @@ static int perfctr_vcpu_offline(unsigned int cpu)
  */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
-	perfctr_core_vcpu_sleep(perfctr_this_vcpu(), perfctr_core_current());
+	perfctr_core_vcpu_sleep(perfctr_this_vcpu(),
+				perfctr_core_of_task(current));
 	return 0;
 }
 

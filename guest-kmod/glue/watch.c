@@ -40,6 +40,8 @@ int perfctr_glue_watch(void)
 {
 	int err;
 
+	if (perfctr_core_watch_join_others())
+		return 0;
 	mutex_lock(&perfctr_watch_lock);
 	err = perfctr_core_watch_join();
 	mutex_unlock(&perfctr_watch_lock);

@@ -180,6 +180,13 @@ impl Admission {
         self.users().started
     }
 
+    /// Returns whether CPUs are this descriptor's. Only its own requests change that, so one that
+    /// is being closed may ask at any time.
+    pub fn is_owner(&self, by: Owner) -> bool {
+        // ATOMICS: what the descriptor itself has written, or something else.
+        self.owner.load(Relaxed) == by
+    }
+
     /// `IOC_CPU_STOP`, or a descriptor is being closed: whether CPUs have to be stopped.
     ///
     /// # Errors

@@ -61,6 +61,8 @@ pub struct Shown {
     pub number: u32,
     /// Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
     pub hides_kernel: bool,
+    /// Whether anything is loaded.
+    pub counts: bool,
 }
 
 /// The user whose processes may look into the kernel, unless a container keeps them from it.
@@ -124,8 +126,9 @@ impl Pages {
         (self.shown, self.sees_kernel, self.is_perfs) = (Shown::default(), false, false);
     }
 
-    /// Notes that this is loaded from now on.
-    pub(crate) fn loaded(&mut self, counts_kernel: bool) {
+    /// Notes that something is loaded from now on that counts or does not, also in kernel mode.
+    pub(crate) fn loaded(&mut self, counts: bool, counts_kernel: bool) {
+        self.shown.counts = counts;
         self.shown.hides_kernel = counts_kernel && !self.sees_kernel;
     }
 
@@ -280,7 +283,7 @@ impl<K: Kernel> Cpu<'_, K> {
         let pages = &mut self.vcpu.pages;
         pages.shown = Shown { container, uid, number, ..Shown::default() };
         pages.sees_kernel = sees_kernel;
-        self.vcpu.judge_kernel();
+        self.vcpu.judge_loaded();
         Ok(())
     }
 

@@ -37,11 +37,20 @@ pub struct UsersCounters(AtomicU32);
 
 impl UsersCounters {
     /// Returns whether the user has no counters.  The kernel holds its lock of users, without which
-    /// nobody gives the user any.
+    /// nobody gives a user the first ones.
     pub fn is_idle(&self) -> bool {
         // ATOMICS: pairs with `counters_returned`: whoever frees the user comes after everything
         // that was done with it.
         self.0.load(Acquire) == 0
+    }
+
+    /// Gives a user counters who has others, without the kernel's lock of users.  Returns whether
+    /// the user had any: one who has none may be about to be freed.
+    pub fn give_more(&self) -> bool {
+        let more = |counters: u32| if counters > 0 { counters.checked_add(1) } else { None };
+        // ATOMICS: as for a count of references, to which one is added by whoever has found it
+        // above 0.
+        self.0.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 }
 
@@ -108,6 +117,19 @@ mod tests {
         assert!(counters.is_idle());
         idle.user_freed();
         assert_eq!(idle.0.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_user_without_counters_gets_none_without_the_lock() {
+        let (idle, counters) = (IdleUsers::new(), UsersCounters::default());
+        idle.user_made();
+        assert!(!counters.give_more());
+        assert!(counters.is_idle());
+        idle.counters_given(&counters);
+        assert!(counters.give_more());
+        assert_eq!(idle.counters_returned(&counters), None);
+        assert!(idle.counters_returned(&counters).is_some() && counters.is_idle());
+        assert!(!counters.give_more());
     }
 
     #[test]

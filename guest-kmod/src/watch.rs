@@ -44,6 +44,14 @@ impl Watch {
         self.watchers.fetch_add(1, SeqCst);
     }
 
+    /// Somebody more may need pages registered from now on, if anybody does: switches are watched
+    /// then, and go on being watched.  Gives whether this was so.  It needs no lock, so that
+    /// threads get counters at the same time.
+    pub fn join_others(&self) -> bool {
+        let more = |watchers: u32| if watchers > 0 { watchers.checked_add(1) } else { None };
+        self.watchers.fetch_update(SeqCst, SeqCst, more).is_ok()
+    }
+
     /// One of them does not any more.
     pub fn leave(&self) {
         self.watchers.fetch_sub(1, SeqCst);
@@ -91,6 +99,20 @@ mod tests {
         assert!(watch.end(false));
         assert!(watch.must_begin(), "the next one begins it again");
         assert!(!watch.end(false), "it has ended already");
+    }
+
+    #[test]
+    fn others_are_joined_while_there_are_any() {
+        let watch = Watch::new();
+        assert!(!watch.join_others(), "nobody watches");
+        watch.began();
+        assert!(!watch.join_others(), "the watch may be about to end");
+        watch.join();
+        assert!(watch.join_others());
+        watch.leave();
+        assert!(!watch.is_idle());
+        watch.leave();
+        assert!(watch.is_idle() && !watch.join_others());
     }
 
     #[test]

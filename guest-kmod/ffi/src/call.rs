@@ -48,6 +48,15 @@ impl Call<'_> {
         unsafe { perfctr_glue_call_all(from_ref(self).cast()) }
     }
 
+    /// Has these vCPUs do this, one after the other, and returns when they have. Others are not
+    /// interrupted.
+    pub(crate) fn on_these<'v>(&self, these: impl Iterator<Item = &'v VcpuObject>) {
+        for vcpu in these {
+            // One that is offline has nothing left to do.
+            let _ = self.on(vcpu);
+        }
+    }
+
     /// Has one vCPU do this, and returns when it has.
     ///
     /// # Errors

@@ -210,6 +210,12 @@ fn read(state: &mut CpuState) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Returns whether CPUs are this descriptor's; see [`Admission::is_owner`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_owns_cpus(by: u64) -> bool {
+    ADMISSION.is_owner(by)
+}
+
 /// Stops and forgets the CPUs that a descriptor has set, because it is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_close_cpus(by: u64) {

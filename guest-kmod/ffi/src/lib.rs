@@ -169,28 +169,18 @@ fn to_return(result: Result<(), Errno>) -> c_int {
 pub const THREAD_BYTES: usize = 1_920;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
-/// Makes a thread object for the user `uid` of a container.  `is_initial` says that this is the
-/// initial container.  The caller passes its reference to the container.  Returns 0, or an error if
-/// there is no memory, or if too many users are charged to `owner`.  See [`ThreadPmu::new`].
+/// Makes a thread object for a user, whom the caller passes on.  Returns 0, or an error if there is
+/// no memory.  See [`ThreadPmu::new`].
 ///
 /// # Safety
 ///
-/// `memory` has [`THREAD_BYTES`], is aligned to 8 bytes, and nothing else uses it.  C holds its
-/// lock of users.
+/// `memory` has [`THREAD_BYTES`], is aligned to 8 bytes, and nothing else uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_thread_init(
     memory: *mut ThreadObject,
     tid: u32,
-    container: u64,
-    uid: u32,
-    is_initial: bool,
-    owner: u32,
+    user: &'static User,
 ) -> c_int {
-    // SAFETY: C holds the lock, and its reference keeps the container.
-    let user = match unsafe { users::get(container, uid, is_initial, owner) } {
-        Ok(user) => user,
-        Err(errno) => return errno.to_return(),
-    };
     let Ok(page) = alloc_page::<ThreadPage>() else {
         user.put();
         return Errno::NOMEM.to_return();

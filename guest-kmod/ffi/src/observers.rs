@@ -28,20 +28,37 @@ pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
     vcpu.shown.get()
 }
 
+/// Returns the number of the observer whose page is registered with a vCPU, if any is.
+pub(crate) fn shown(vcpu: &VcpuObject) -> Option<u32> {
+    // SAFETY: the word is aligned and stays where it is; its vCPU may write it meanwhile.
+    let number = unsafe { (&raw const (*vcpu.shown.get()).number).read_volatile() };
+    (number != 0).then_some(number)
+}
+
+/// Returns whether anything is loaded on a vCPU.
+///
+/// Where a thread starts to count meanwhile, this may be false. It is asked again after that thread
+/// has stopped.
+pub(crate) fn counts(vcpu: &VcpuObject) -> bool {
+    // SAFETY: the byte stays where it is; its vCPU may write it meanwhile.
+    unsafe { (&raw const (*vcpu.shown.get()).counts).cast::<u8>().read_volatile() != 0 }
+}
+
+/// Returns whether the page of this observer is registered with a vCPU.
+fn shows(vcpu: &VcpuObject, observer: &Observer) -> bool {
+    shown(vcpu) == Some(observer.number)
+}
+
 /// Returns whether a page of this observer, or of any observer, is registered with any vCPU.
 pub(crate) fn is_shown(observer: Option<&Observer>) -> bool {
     vcpus().any(|vcpu| {
-        // SAFETY: the word is aligned and stays where it is; its vCPU may write it meanwhile.
-        let number = unsafe { (&raw const (*vcpu.shown.get()).number).read_volatile() };
-        number != 0 && observer.is_none_or(|observer| observer.number == number)
+        observer.map_or_else(|| shown(vcpu).is_some(), |observer| shows(vcpu, observer))
     })
 }
 
 /// Unregisters the page of an observer from all vCPUs. Returns whether the hypervisor has unpinned
-/// it.
+/// it. The observer has no counters, so the page is registered nowhere anew meanwhile.
 pub(crate) fn take_back(observer: &Observer) -> bool {
-    if is_shown(Some(observer)) {
-        Call::Hide(observer).on_all();
-    }
+    Call::Hide(observer).on_these(vcpus().filter(|vcpu| shows(vcpu, observer)));
     !is_shown(Some(observer))
 }

@@ -25,7 +25,9 @@ use crate::call::Call;
 use crate::called::perfctr_core_called;
 use crate::machine::perfctr_core_handshake;
 use crate::on_vcpu::{OnVcpu, Present};
-use crate::users::perfctr_core_users_take_back;
+use crate::users::{
+    User, perfctr_core_user_find, perfctr_core_user_get, perfctr_core_users_take_back,
+};
 use crate::vcpu::{
     perfctr_core_vcpu_new, perfctr_core_vcpu_offline, perfctr_core_vcpu_online,
     perfctr_core_vcpus_free,
@@ -56,12 +58,16 @@ pub(crate) struct Fake {
     refusals: RefCell<BTreeMap<u32, Errno>>,
     /// The hypercalls since the last look: vCPU and operation.
     hypercalls: RefCell<Vec<(usize, u32)>>,
+    /// The vCPUs that were called since the last look.
+    called: RefCell<Vec<usize>>,
     /// Memory in use, by its address.
     memory: RefCell<BTreeMap<usize, Layout>>,
     /// For how many more allocations there is memory, if that is bounded.
     room: Cell<Option<u32>>,
     /// Pages that may not be used for anything else.
     kept: RefCell<Vec<usize>>,
+    /// A user at whom somebody looks who is in an RCU read section, by its address.
+    looks_at: Cell<Option<usize>>,
     /// References to containers that were given back.
     put: RefCell<Vec<u64>>,
     log: RefCell<Vec<String>>,
@@ -161,9 +167,11 @@ impl Guest {
         let room = Fake::with(|fake| fake.room.take());
         let memory = perfctr_glue_alloc(THREAD_BYTES);
         Fake::with(|fake| fake.room.set(room));
-        // SAFETY: memory of this size and alignment, which is nobody else's.
-        let made =
-            unsafe { perfctr_core_thread_init(memory.cast(), 7, CONTAINER, uid, false, owner) };
+        let made = user(uid, false, owner).map_or_else(
+            |error| error,
+            // SAFETY: memory of this size and alignment, which is nobody else's.
+            |user| unsafe { perfctr_core_thread_init(memory.cast(), 7, user) },
+        );
         Fake::with(|fake| fake.room.set(None));
         if made == 0 {
             // SAFETY: made just now, and freed by `end`.
@@ -228,12 +236,28 @@ impl Guest {
         Fake::with(|fake| fake.hypercalls.take())
     }
 
+    /// Returns the vCPUs that were called since the last look.
+    pub(crate) fn called(&self) -> Vec<usize> {
+        Fake::with(|fake| fake.called.take())
+    }
+
     /// Returns whether memory is in use, or a page that may not be used for anything else.
     pub(crate) fn is_in_use<T>(&self, memory: *const T) -> bool {
         Fake::with(|fake| {
             let address = memory.addr();
             fake.memory.borrow().contains_key(&address) || fake.kept.borrow().contains(&address)
         })
+    }
+
+    /// Has somebody look at the user of a thread who has no lock.
+    pub(crate) fn look_at(&self, thread: &Thread) {
+        let user = core::ptr::from_ref(thread.0.user).addr();
+        Fake::with(|fake| fake.looks_at.set(Some(user)));
+    }
+
+    /// Returns whether nobody looks any more who has no lock.
+    pub(crate) fn nobody_looks(&self) -> bool {
+        Fake::with(|fake| fake.looks_at.get().is_none())
     }
 
     /// Frees users without counters, as C does after a while.
@@ -279,11 +303,30 @@ impl Drop for Guest {
         // SAFETY: nothing else executes.
         unsafe { perfctr_core_vcpus_free() };
         // Each test has looked at what it is about.
-        drop((self.log(), self.kept(), self.put(), self.hypercalls()));
+        drop((self.log(), self.kept(), self.put(), self.hypercalls(), self.called()));
         if !std::thread::panicking() {
             assert_eq!(self.allocations(), self.before, "allocations that nobody has freed");
         }
     }
+}
+
+/// Returns a user of the container with counters, as C does.
+///
+/// # Errors
+///
+/// What C gets.
+fn user(uid: u32, is_initial: bool, owner: u32) -> Result<&'static User, c_int> {
+    // SAFETY: nobody frees users meanwhile.
+    let mut found = unsafe { perfctr_core_user_find(CONTAINER, uid) };
+    if found.is_null() {
+        // SAFETY: one thread has the guest.
+        let error = unsafe { perfctr_core_user_get(CONTAINER, uid, is_initial, owner, &mut found) };
+        if error != 0 {
+            return Err(error);
+        }
+    }
+    // SAFETY: users without counters are freed, and this one has some.
+    Ok(unsafe { &*found })
 }
 
 impl Thread {
@@ -370,6 +413,7 @@ impl Fake {
     }
 
     fn call(&self, vcpu: usize, call: *const c_void) {
+        self.called.borrow_mut().push(vcpu);
         let meanwhile = self.meanwhile.borrow_mut().take();
         meanwhile.into_iter().for_each(|run| run());
         // SAFETY: what calls passes such an object, and nobody counts here.
@@ -469,6 +513,15 @@ extern "C" fn perfctr_glue_put_container(container: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_users_look_in(_: u32) {}
 
+/// Whoever was looking for a user before has seen all that was in the list.
+#[unsafe(no_mangle)]
+extern "C" fn synchronize_rcu() {
+    let still = Fake::with(|fake| fake.looks_at.take());
+    if let Some(user) = still {
+        assert!(Fake::with(|fake| fake.memory.borrow().contains_key(&user)), "it was freed");
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_call_all(call: *const c_void) {
     Fake::with(|fake| {
@@ -546,9 +599,9 @@ extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_counters_new() -> *mut c_void {
     let memory = perfctr_glue_alloc(THREAD_BYTES);
+    let root = user(0, true, 0).expect("there is memory");
     // SAFETY: memory of this size and alignment, which is nobody else's.
-    let made = unsafe { perfctr_core_thread_init(memory.cast(), 0, CONTAINER, 0, true, 0) };
-    assert_eq!(made, 0);
+    assert_eq!(unsafe { perfctr_core_thread_init(memory.cast(), 0, root) }, 0);
     memory
 }
 

@@ -4,23 +4,30 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::vec;
 use std::vec::Vec;
 
 use guest_kmod::policy::Rights;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::Errno;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
-use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_UNREGISTER};
+use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER};
 use shared_abi::ioctl::{Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, Sums};
 
 use crate::VcpuObject;
-use crate::cpu_wide::{perfctr_core_close_cpus, perfctr_core_request_of_cpus};
+use crate::cpu_wide::{
+    perfctr_core_close_cpus, perfctr_core_owns_cpus, perfctr_core_request_of_cpus,
+};
 use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::perfctr_core_restore_look;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
-use crate::watch::{perfctr_core_watch_end, perfctr_core_watch_join, perfctr_core_watch_leave};
+use crate::users::perfctr_core_user_find;
+use crate::watch::{
+    perfctr_core_stop_if_idle, perfctr_core_watch_end, perfctr_core_watch_join,
+    perfctr_core_watch_leave,
+};
 
 /// Users, of whom most tests have two at most.
 const ALICE: u32 = 1001;
@@ -96,6 +103,38 @@ fn users_of_one_owner_are_bounded() {
     threads.push(made(uids.end + 1).expect("a user without counters gives way"));
     assert_eq!(made(uids.start + 3).err(), full, "which is not there any more");
     threads.into_iter().for_each(Thread::end);
+}
+
+#[test]
+fn a_user_is_found_without_the_lock_while_it_has_counters() {
+    let guest = Guest::new();
+    // SAFETY: nobody frees users meanwhile.
+    let find = |uid| unsafe { perfctr_core_user_find(CONTAINER, uid).as_ref() };
+    assert!(find(ALICE).is_none());
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    for thread in [&alice, &bob] {
+        let uid = thread.0.user.observer.uid;
+        let found = find(uid).expect("the user has counters");
+        assert!(std::ptr::eq(found, thread.0.user));
+        assert_eq!(guest.put(), [CONTAINER], "the user has a reference already");
+        found.put();
+    }
+    alice.end();
+    assert!(find(ALICE).is_none(), "it may be about to be freed");
+    bob.end();
+}
+
+#[test]
+fn a_user_is_freed_when_nobody_can_still_look_at_it() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    guest.look_at(&alice);
+    let pages = [page(&alice, 0).0, page(&bob, 0).0];
+    alice.end();
+    bob.end();
+    guest.take_back_users();
+    assert!(guest.nobody_looks(), "it was waited for");
+    assert!(pages.iter().all(|&page| !guest.is_in_use(page)));
 }
 
 #[test]
@@ -371,9 +410,7 @@ fn of_cpus(number: u32, state: &mut CpuState) -> i32 {
 #[test]
 fn a_cpu_answers_what_it_is_set_to_and_nothing_that_the_caller_has_passed() {
     let guest = Guest::new();
-    let mut wanted = CpuState { cpu: 1, ..CpuState::default() };
-    wanted.control.counters = 1;
-    wanted.control.counter[0].evntsel = EVNTSEL_INSTRUCTIONS | EVNTSEL_USR | EVNTSEL_EN;
+    let mut wanted = CpuState { cpu: 1, control: control(1), ..CpuState::default() };
     assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), 1, "one CPU is set");
     let asked = |cpu| {
         let control = Control { counters: 9, signal: 34, ..Control::default() };
@@ -404,13 +441,77 @@ fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Contro
     thread.0.needs_page.get()
 }
 
+/// Has a thread count with one counter, or with none.
+fn control(counters: u32) -> Control {
+    let mut control = Control { counters, ..Control::default() };
+    if counters > 0 {
+        control.counter[0].evntsel = EVNTSEL_INSTRUCTIONS | EVNTSEL_USR | EVNTSEL_EN;
+    }
+    control
+}
+
+#[test]
+fn only_vcpus_that_count_are_interrupted_when_nobody_counts_any_more() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    let set = |vcpu, counters| {
+        guest.on(vcpu, |on| needs_page_after(&alice, Some(on.object()), &control(counters)))
+    };
+    set(1, 1);
+    perfctr_core_stop_if_idle();
+    assert_eq!(guest.called(), [], "somebody counts");
+    set(1, 0);
+    guest.hypercalls();
+    perfctr_core_stop_if_idle();
+    assert_eq!((guest.called(), guest.hypercalls()), (vec![1], vec![(1, OP_STOP)]));
+    perfctr_core_stop_if_idle();
+    assert_eq!(guest.called(), [], "it has stopped");
+    for vcpu in 0..VCPUS {
+        set(vcpu, 1);
+        set(vcpu, 0);
+    }
+    perfctr_core_stop_if_idle();
+    let mut called = guest.called();
+    called.sort_unstable();
+    assert_eq!(called, [0, 1]);
+    alice.end();
+}
+
+#[test]
+fn only_vcpus_with_a_page_are_interrupted_to_give_it_back() {
+    let guest = Guest::new();
+    assert_eq!(perfctr_core_watch_join(), 0);
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    show(&guest, 1, &alice);
+    bob.end();
+    guest.take_back_users();
+    assert_eq!(guest.called(), [], "no page of that user is registered");
+    perfctr_core_watch_leave();
+    assert!(perfctr_core_watch_end(false));
+    assert_eq!(guest.called(), [1]);
+    show(&guest, 0, &alice);
+    alice.end();
+    guest.take_back_users();
+    assert_eq!(guest.called(), [0]);
+}
+
+#[test]
+fn only_the_descriptor_that_has_set_cpus_owns_them() {
+    let guest = Guest::new();
+    assert!(!perfctr_core_owns_cpus(5));
+    let mut wanted = CpuState { cpu: 1, control: control(1), ..CpuState::default() };
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), 1);
+    assert!(perfctr_core_owns_cpus(5) && !perfctr_core_owns_cpus(6));
+    perfctr_core_close_cpus(5);
+    assert!(!perfctr_core_owns_cpus(5));
+    drop(guest);
+}
+
 #[test]
 fn a_thread_that_is_asleep_keeps_the_page_that_it_may_be_reading() {
     let guest = Guest::new();
     let alice = guest.thread(ALICE);
-    let (nothing, mut counting) = (Control::default(), Control::default());
-    counting.counters = 1;
-    counting.counter[0].evntsel = EVNTSEL_INSTRUCTIONS | EVNTSEL_USR | EVNTSEL_EN;
+    let (nothing, counting) = (control(0), control(1));
     assert!(!needs_page_after(&alice, None, &nothing), "it has never counted");
     assert!(needs_page_after(&alice, None, &counting));
     assert!(needs_page_after(&alice, None, &nothing), "it may be in the middle of a read");

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages users as C sees them, each with a page of every vCPU.
 //!
-//! C has a lock of users: who is in the list changes only while that is held.
+//! C has a lock of users: who is in the list changes only while that is held.  A user who has
+//! counters is found without it, in an RCU read section, so that threads of such a user get
+//! counters at the same time.
 
 use core::cell::Cell;
+use core::ffi::c_int;
 use core::iter::successors;
-use core::ptr::null;
+use core::ptr::{null, null_mut};
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use guest_kmod::shown::Observer;
 use guest_kmod::users::{IdleUsers, UsersCounters, may_add};
@@ -14,17 +19,22 @@ use shared_abi::{Errno, VcpuPage};
 use crate::machine::vcpus;
 use crate::memory::{alloc, alloc_page, free, free_page};
 use crate::observers::{new_observer, take_back};
+use crate::to_return;
 
 unsafe extern "C" {
     /// Gives back a reference to a container.
     fn perfctr_glue_put_container(container: u64);
     /// Has `perfctr_core_users_take_back` called after a while, and not sooner.
     fn perfctr_glue_users_look_in(milliseconds: u32);
+    /// Returns when every RCU read section has ended that has begun before; sleeps.
+    fn synchronize_rcu();
 }
 
 /// A user, with the pages that its threads see of vCPUs.
-pub(crate) struct User {
-    next: Cell<*const User>,
+pub struct User {
+    next: AtomicPtr<User>,
+    /// The user that is to be freed after this one, or null. Changed under C's lock of users.
+    next_to_free: Cell<*const User>,
     pub(crate) observer: Observer,
     /// The owner to whom the user's pages are charged, as of when the user got them.
     owner: u32,
@@ -36,24 +46,59 @@ pub(crate) struct User {
 
 /// All users.
 struct Users {
-    first: Cell<*const User>,
+    first: AtomicPtr<User>,
     idle: IdleUsers,
 }
 
-// SAFETY: the list is looked at and changed only by who holds C's lock of users.
-unsafe impl Sync for Users {}
+static USERS: Users = Users { first: AtomicPtr::new(null_mut()), idle: IdleUsers::new() };
 
-static USERS: Users = Users { first: Cell::new(null()), idle: IdleUsers::new() };
+/// Returns the user that a link of the list leads to.
+///
+/// # Safety
+///
+/// As [`all`].
+unsafe fn linked(link: &AtomicPtr<User>) -> Option<&'static User> {
+    // ATOMICS: pairs with `User::make`, which has written the user before.
+    // SAFETY: a user that is not in the list any more is freed when nobody can still see it.
+    unsafe { link.load(Acquire).as_ref() }
+}
 
 /// Returns all users.
 ///
 /// # Safety
 ///
-/// C holds its lock of users, and nobody frees users meanwhile.
+/// C holds its lock of users, and nobody frees users meanwhile; or C is in an RCU read section.
 unsafe fn all() -> impl Iterator<Item = &'static User> {
-    // SAFETY: users in the list are freed under the lock only.
-    let user = |link: &Cell<*const User>| unsafe { link.get().as_ref() };
-    successors(user(&USERS.first), move |before| user(&before.next))
+    // SAFETY: the caller's.
+    unsafe { successors(linked(&USERS.first), move |before| linked(&before.next)) }
+}
+
+/// Returns a user of a container.
+///
+/// # Safety
+///
+/// As [`all`].
+unsafe fn known(container: u64, uid: u32) -> Option<&'static User> {
+    // SAFETY: the caller's.
+    unsafe { all() }.find(|user| user.observer.is_of(container, uid))
+}
+
+/// Returns the user of a container if the user has counters, or null. The caller has to pass it
+/// on.
+/// It has given its reference to the container then, and has it still if this is null.
+///
+/// # Safety
+///
+/// C is in an RCU read section. `container` is the address of a container, which exists as long as
+/// the reference to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *const User {
+    // SAFETY: the caller's.
+    let found = unsafe { known(container, uid) };
+    let Some(user) = found.filter(|user| user.counters.give_more()) else { return null() };
+    // SAFETY: the caller's; the user has one of its own.
+    unsafe { perfctr_glue_put_container(container) };
+    user
 }
 
 /// Makes sure that an owner may have one more user. Its users without counters go before it is
@@ -72,8 +117,27 @@ unsafe fn make_room(owner: u32) -> Result<(), Errno> {
     })
 }
 
-/// Returns the user of a container, to which the caller gives its reference. It has to be
-/// [put](User::put) back.
+/// Gives in `found` the user `uid` of a container, to which the caller passes its reference. The
+/// caller has to pass the user on.  `is_initial` says that this is the initial container.  Returns
+/// 0, or an error if there is no memory, or if too many users are charged to `owner`.
+///
+/// # Safety
+///
+/// C holds its lock of users. `container` is the address of a container, which exists as long as
+/// the reference to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_user_get(
+    container: u64,
+    uid: u32,
+    is_initial: bool,
+    owner: u32,
+    found: &mut *const User,
+) -> c_int {
+    // SAFETY: the caller's.
+    to_return(unsafe { get(container, uid, is_initial, owner) }.map(|user| *found = user))
+}
+
+/// See [`perfctr_core_user_get`].
 ///
 /// # Errors
 ///
@@ -81,16 +145,15 @@ unsafe fn make_room(owner: u32) -> Result<(), Errno> {
 ///
 /// # Safety
 ///
-/// C holds its lock of users. `container` is the address of a container, which exists as long as
-/// the reference to it.
-pub(crate) unsafe fn get(
+/// As [`perfctr_core_user_get`].
+unsafe fn get(
     container: u64,
     uid: u32,
     is_initial: bool,
     owner: u32,
 ) -> Result<&'static User, Errno> {
     // SAFETY: C holds the lock.
-    let found = unsafe { all() }.find(|user| user.observer.is_of(container, uid));
+    let found = unsafe { known(container, uid) };
     let user = if let Some(user) = found {
         // SAFETY: the caller's; the user has one of its own.
         unsafe { perfctr_glue_put_container(container) };
@@ -120,7 +183,14 @@ impl User {
         let counters = UsersCounters::default();
         // SAFETY: memory of this size and alignment, which is nobody else's.
         let user = unsafe {
-            memory.write(Self { next: USERS.first.clone(), observer, owner, counters, pages });
+            memory.write(Self {
+                next: AtomicPtr::new(USERS.first.load(Relaxed)),
+                next_to_free: Cell::new(null()),
+                observer,
+                owner,
+                counters,
+                pages,
+            });
             &*memory
         };
         if let Err(errno) = user.alloc_pages() {
@@ -128,7 +198,8 @@ impl User {
             unsafe { user.free() };
             return Err(errno);
         }
-        USERS.first.set(user);
+        // ATOMICS: pairs with `linked`.
+        USERS.first.store(memory, Release);
         USERS.idle.user_made();
         Ok(user)
     }
@@ -185,19 +256,33 @@ impl User {
 ///
 /// # Safety
 ///
-/// C holds its lock of users.
+/// C holds its lock of users, and is in no RCU read section.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_users_take_back() {
     let mut link = &USERS.first;
+    let mut to_free: *const User = null();
     // SAFETY: those in the list are freed here only.
-    while let Some(user) = unsafe { link.get().as_ref() } {
+    while let Some(user) = unsafe { linked(link) } {
         if user.counters.is_idle() && take_back(&user.observer) {
-            link.set(user.next.get());
+            // ATOMICS: whoever is at this user goes on to the next one from here, which is in the
+            // list.
+            link.store(user.next.load(Relaxed), Release);
             USERS.idle.user_freed();
-            // SAFETY: not in the list any more, and without counters.
-            unsafe { user.free() };
+            user.next_to_free.set(to_free);
+            to_free = user;
         } else {
             link = &user.next;
         }
+    }
+    if to_free.is_null() {
+        return;
+    }
+    // SAFETY: sleeps, as who has this called may.
+    unsafe { synchronize_rcu() };
+    // SAFETY: not in the list any more, without counters, and nobody is still looking at them.
+    while let Some(user) = unsafe { to_free.as_ref() } {
+        to_free = user.next_to_free.get();
+        // SAFETY: as above.
+        unsafe { user.free() };
     }
 }

@@ -7,7 +7,8 @@ use guest_kmod::watch::Watch;
 
 use crate::COUNTING;
 use crate::call::Call;
-use crate::observers::is_shown;
+use crate::machine::vcpus;
+use crate::observers::{counts, is_shown, shown};
 use crate::on_vcpu::OnVcpu;
 
 unsafe extern "C" {
@@ -34,6 +35,12 @@ pub extern "C" fn perfctr_core_watch_join() -> c_int {
     0
 }
 
+/// Does the same where somebody has joined already; see [`Watch::join_others`].  C needs no lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_watch_join_others() -> bool {
+    WATCH.join_others()
+}
+
 /// See [`Watch::leave`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_leave() {
@@ -49,7 +56,7 @@ pub extern "C" fn perfctr_core_watch_leave() {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
     if WATCH.may_end() {
-        Call::HideIfUnwatched.on_all();
+        Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| shown(vcpu).is_some()));
     }
     WATCH.end(!is_exit && is_shown(None))
 }
@@ -70,10 +77,11 @@ pub extern "C" fn perfctr_core_is_idle() -> bool {
     COUNTING.is_idle()
 }
 
-/// Stops the counters of all vCPUs if nobody counts.
+/// Stops the counters of all vCPUs if nobody counts. Those on which none counts are not
+/// interrupted.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop_if_idle() {
     if COUNTING.is_idle() {
-        Call::StopIfIdle.on_all();
+        Call::StopIfIdle.on_these(vcpus().filter(|vcpu| counts(vcpu)));
     }
 }

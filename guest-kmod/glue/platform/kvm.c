@@ -9,11 +9,10 @@
  */
 
 #include <linux/irq_work.h>
+#include <linux/kvm_para.h>
 #include <linux/percpu.h>
 #include <linux/workqueue.h>
 #include <asm/apic.h>
-#include <asm/kvm_para.h>
-#include <uapi/linux/kvm_para.h>
 #include <asm/nmi.h>
 
 #include "../perfctr.h"

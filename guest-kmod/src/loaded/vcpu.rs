@@ -62,12 +62,14 @@ impl Vcpu {
     fn set_loaded(&mut self, config: Config) {
         self.loaded = config;
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU64::MIN);
-        self.judge_kernel();
+        self.judge_loaded();
     }
 
-    /// Decides anew whether the kernel's own threads may be seen, which depends on what is loaded.
-    pub(crate) fn judge_kernel(&mut self) {
-        self.pages.loaded(self.loaded.slots_in_ring(EVNTSEL_OS) != 0);
+    /// Decides anew what follows from what is loaded: whether this vCPU has to be called when
+    /// nobody counts any more, and whether the kernel's own threads may be seen.
+    pub(crate) fn judge_loaded(&mut self) {
+        let loaded = &self.loaded;
+        self.pages.loaded(loaded.slots() != 0, loaded.slots_in_ring(EVNTSEL_OS) != 0);
     }
 
     /// Notes that nobody may count in the registered page, for this reason.

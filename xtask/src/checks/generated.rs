@@ -92,6 +92,7 @@ const BOUNDARIES: &[Boundary] = &[
         names: &[
             ("VcpuObject", "perfctr_core_vcpu"),
             ("ThreadObject", "perfctr_core_thread"),
+            ("User", "perfctr_core_user"),
             ("OnVcpu", "perfctr_on_vcpu"),
             ("OnVcpuOrAsleep", "perfctr_on_vcpu_or_asleep"),
             ("OnThread", "perfctr_on_thread"),

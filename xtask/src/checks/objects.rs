@@ -22,7 +22,8 @@ const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x8
 
 /// Functions that the kernel module's core calls without glue in between. The kernel exports each
 /// of them to modules, with the same signature in every release that is supported.
-pub const KERNEL_CALLS: &[&str] = &["cpus_read_lock", "cpus_read_unlock", "free_pages", "kfree"];
+pub const KERNEL_CALLS: &[&str] =
+    &["cpus_read_lock", "cpus_read_unlock", "free_pages", "kfree", "synchronize_rcu"];
 
 /// The most stack that the functions of an object may use, which is little more than what they
 /// need: a copy of something large that nobody meant is noticed. Unit: bytes.
