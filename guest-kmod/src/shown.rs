@@ -359,6 +359,21 @@ mod tests {
     }
 
     #[test]
+    fn it_is_said_whether_anything_is_loaded() {
+        let machine = Machine::new();
+        machine.show(&ALICE);
+        for _ in 0..2 {
+            assert!(!machine.shown().counts);
+            machine.load(INSTRUCTIONS | EVNTSEL_USR);
+            assert!(machine.shown().counts);
+            machine.show(&ROOT);
+            assert!(!machine.shown().counts, "nothing is loaded in a new page");
+            machine.load(INSTRUCTIONS | EVNTSEL_USR);
+            machine.on(0, |cpu| cpu.stop_if_idle(&machine.counting));
+        }
+    }
+
+    #[test]
     fn a_page_stays_for_open_programs_of_its_user_and_nobody_else() {
         let machine = Machine::new();
         machine.show(&ALICE);

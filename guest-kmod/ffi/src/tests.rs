@@ -152,6 +152,21 @@ fn what_one_user_gives_back_is_not_taken_from_another() {
 }
 
 #[test]
+fn a_vcpu_that_shows_another_user_by_then_keeps_that_ones_page() {
+    let guest = Guest::new();
+    let (alice, bob) = (Rc::new(guest.thread(ALICE)), guest.thread(BOB));
+    show(&guest, 1, &bob);
+    bob.end();
+    let (shown, switched) = (Rc::clone(&alice), Rc::new(Cell::new(false)));
+    let noted = Rc::clone(&switched);
+    guest.meanwhile(move || noted.set(Guest::show_meanwhile(1, shown.0).is_some()));
+    guest.take_back_users();
+    assert!(switched.get(), "the vCPU was called, and executed alice's thread before");
+    assert_eq!(guest.registered(1), Some(page(&alice, 1)));
+    Rc::into_inner(alice).expect("the closure is gone").end();
+}
+
+#[test]
 fn a_page_is_freed_when_the_hypervisor_has_let_it_go() {
     let guest = Guest::new();
     let alice = guest.thread(ALICE);
