@@ -94,13 +94,26 @@ pub fn c(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Installs the package as a user does, and tests it with the library and with what stands in for
-/// it. The tests read the sources, the wheel, and the page of the book.
-pub fn python(report: &mut Report) -> Result<()> {
+/// Where the package is installed, in a suite's directory.
+const SITE: &str = "site";
+
+/// Installs the package as a user does, in a suite's directory. Returns where it is.
+fn installed_package(dir: &Path) -> Result<PathBuf> {
     let packages = ["python3", "python3-pip", "python3-pytest", "gcc", "libc6-dev"];
     apt::install(&packages, "testing the package for Python")?;
+    let site = dir.join(SITE);
+    let pip = ["-m", "pip", "install", "--no-index", "--target"];
+    let package = sh::project().join(python::FOLDER);
+    sh::output(python::command(&pip).arg(&site).arg(package))?;
+    Ok(site)
+}
+
+/// Tests the package with the library and with what stands in for it. The tests read the sources,
+/// the wheel, and the page of the book.
+pub fn python(report: &mut Report) -> Result<()> {
     let (dir, prefix) = installed("python")?;
-    let site = dir.join("site");
+    report.test("pip installs it without a network", || installed_package(&dir).map(drop));
+    let site = dir.join(SITE);
     let package = sh::project().join(python::FOLDER);
     let stand_in = |name: &str, defines: &[&str]| {
         let library = dir.join(name);
@@ -112,10 +125,6 @@ pub fn python(report: &mut Report) -> Result<()> {
     let told = stand_in("told.so", &[])?;
     let stepping = stand_in("stepping.so", &["-DSTEPPING"])?;
     let wheel = python::wheel(&dir)?;
-    report.test("pip installs it without a network", || {
-        let pip = ["-m", "pip", "install", "--no-index", "--target"];
-        sh::output(python::command(&pip).arg(&site).arg(&package)).map(drop)
-    });
     let (library, _) = counts::LIBRARY.in_guest(&prefix);
     let mut said = String::new();
     report.test("its tests that need no counters", || {
@@ -126,7 +135,7 @@ pub fn python(report: &mut Report) -> Result<()> {
         Ok(())
     });
     report.notes_of(&said);
-    python_in_guest(report, &dir, &site)
+    Ok(())
 }
 
 /// The page of the book about Python.
@@ -142,16 +151,18 @@ const IN_GUEST: &[(&str, &str, &str)] = &[
     ("nobody", "a test that nobody counts fails", "exit status 1\n"),
 ];
 
-/// Counts by the project's own counters. The suite's directory has the installed package, `site`.
-fn python_in_guest(report: &mut Report, dir: &Path, site: &Path) -> Result<()> {
+/// Counts by the project's own counters, in the guest.
+pub fn python_in_guest(report: &mut Report) -> Result<()> {
+    let (dir, prefix) = installed("python-guest")?;
+    let site = installed_package(&dir)?;
     let (page, out) = (dir.join("page.py"), dir.join("out"));
     fs::write(&page, python_example()?)?;
     let mut spec = Spec::new(report.topology, ["sh", "/work/tests/guest.sh"])?;
     spec.files.push((rootfs::python()?, "/".into()));
     spec.files.push((sh::project().join(python::FOLDER).join("tests"), "/work/tests".into()));
-    spec.files.push((site.to_owned(), "/work/site".into()));
+    spec.files.push((site, "/work/site".into()));
     spec.files.push((page, "/work/page.py".into()));
-    spec.files.push(counts::LIBRARY.in_guest(&dir.join("prefix")));
+    spec.files.push(counts::LIBRARY.in_guest(&prefix));
     spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
     for (log, name, ending) in IN_GUEST {

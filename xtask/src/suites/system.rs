@@ -16,10 +16,12 @@ use crate::suites::tenants;
 /// only accounts. On the third one, a PVH tenant is sampled, too, and on the last one, a PVH tenant
 /// is accounted.
 pub fn run(report: &mut Report) -> Result<()> {
-    let beside = "/work/system; system=$?; /work/host-profile || system=1; \
-                  for tests in --records --ends; do \
-                  /work/system /work/overflow $tests || exit; done; exit $system";
-    let mut spec = spec("pv", "profile", &["sh", "-c", beside])?;
+    let own = report.volume.pick("--records", "--records --ends");
+    let beside = format!(
+        "/work/system; system=$?; /work/host-profile || system=1; for tests in {own}; do \
+         /work/system /work/overflow $tests || exit; done; exit $system"
+    );
+    let mut spec = spec("pv", "profile", &["sh", "-c", &beside])?;
     spec.add_program("vm-tests", "overflow")?;
     add_command(&mut spec)?;
     report.program(spec, "system")?;
