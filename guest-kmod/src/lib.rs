@@ -20,6 +20,7 @@ pub mod mapping;
 pub mod overflow;
 pub mod perf;
 pub mod policy;
+mod refcount;
 pub mod requests;
 pub mod restore;
 pub mod ring;

@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use shared_abi::Errno;
 
+use crate::refcount::increment_unless_zero;
 use crate::shown::ROOT_UID;
 use crate::watch::UNWATCH_DELAY_MS;
 
@@ -47,10 +48,7 @@ impl UsersCounters {
     /// Gives a user counters who has others, without the kernel's lock of users.  Returns whether
     /// the user had any: one who has none may be about to be freed.
     pub fn give_more(&self) -> bool {
-        let more = |counters: u32| if counters > 0 { counters.checked_add(1) } else { None };
-        // ATOMICS: as for a count of references, to which one is added by whoever has found it
-        // above 0.
-        self.0.fetch_update(Relaxed, Relaxed, more).is_ok()
+        increment_unless_zero(&self.0)
     }
 }
 

@@ -8,6 +8,8 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
+use crate::refcount::increment_unless_zero;
+
 /// Counters that nobody reads go on for so long, because programs that stop often start again soon:
 /// they find their configuration loaded, and no CPU is interrupted.  Unit: ms.
 pub const STOP_DELAY_MS: u32 = 100;
@@ -44,12 +46,11 @@ impl Watch {
         self.watchers.fetch_add(1, SeqCst);
     }
 
-    /// Somebody more may need pages registered from now on, if anybody does: switches are watched
-    /// then, and go on being watched.  Gives whether this was so.  It needs no lock, so that
-    /// threads get counters at the same time.
+    /// Adds a watcher if there are others, and returns whether there are.  Switches are watched
+    /// then, and go on being watched.  The caller needs no lock, so that threads get counters at
+    /// the same time.
     pub fn join_others(&self) -> bool {
-        let more = |watchers: u32| if watchers > 0 { watchers.checked_add(1) } else { None };
-        self.watchers.fetch_update(SeqCst, SeqCst, more).is_ok()
+        increment_unless_zero(&self.watchers)
     }
 
     /// One of them does not any more.
