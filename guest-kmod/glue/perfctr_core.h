@@ -334,7 +334,7 @@ extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 extern void perfctr_glue_rdpmc(void);
 
 /*
- * Makes a thread object for a user, whom the caller passes on.  Returns 0, or an error if there is
+ * Makes a thread object for a user, and takes over the caller's reference to the user.
  */
 int perfctr_core_thread_init(struct perfctr_core_thread *memory,
                              uint32_t tid,
@@ -754,12 +754,12 @@ extern void perfctr_glue_put_container(uint64_t container);
 extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
 /*
- * Returns the user of a container if the user has counters, or null. The caller has to pass it
+ * Returns a user of a container, or null if the user has no counters.
  */
 const struct perfctr_core_user *perfctr_core_user_find(uint64_t container, uint32_t uid);
 
 /*
- * Gives in `found` the user `uid` of a container, to which the caller passes its reference. The
+ * Stores a user of a container in `found`, and makes the user if there is none.
  */
 int perfctr_core_user_get(uint64_t container,
                           uint32_t uid,
@@ -833,7 +833,7 @@ bool perfctr_core_watch_end(bool is_exit);
 bool perfctr_core_is_idle(void);
 
 /*
- * Stops the counters of all vCPUs if nobody counts. Those on which none counts are not
+ * Stops the counters of all vCPUs if nobody counts.
  */
 void perfctr_core_stop_if_idle(void);
 

@@ -169,8 +169,9 @@ fn to_return(result: Result<(), Errno>) -> c_int {
 pub const THREAD_BYTES: usize = 1_920;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
-/// Makes a thread object for a user, whom the caller passes on.  Returns 0, or an error if there is
-/// no memory.  See [`ThreadPmu::new`].
+/// Makes a thread object for a user, and takes over the caller's reference to the user.
+///
+/// Returns 0, or an error if there is no memory.  See [`ThreadPmu::new`].
 ///
 /// # Safety
 ///

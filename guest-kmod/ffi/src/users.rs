@@ -83,9 +83,11 @@ unsafe fn known(container: u64, uid: u32) -> Option<&'static User> {
     unsafe { all() }.find(|user| user.observer.is_of(container, uid))
 }
 
-/// Returns the user of a container if the user has counters, or null. The caller has to pass it
-/// on.
-/// It has given its reference to the container then, and has it still if this is null.
+/// Returns a user of a container, or null if the user has no counters.
+///
+/// A user who is returned has one reference more. The caller has to pass it to
+/// `perfctr_core_thread_init`, and its own reference to the container is given back. If this is
+/// null the caller keeps that reference.
 ///
 /// # Safety
 ///
@@ -117,9 +119,12 @@ unsafe fn make_room(owner: u32) -> Result<(), Errno> {
     })
 }
 
-/// Gives in `found` the user `uid` of a container, to which the caller passes its reference. The
-/// caller has to pass the user on.  `is_initial` says that this is the initial container.  Returns
-/// 0, or an error if there is no memory, or if too many users are charged to `owner`.
+/// Stores a user of a container in `found`, and makes the user if there is none.
+///
+/// The user has one reference more. The caller has to pass it to `perfctr_core_thread_init`, and
+/// its own reference to the container belongs to the user, or is given back. `is_initial` says that
+/// this is the initial container. Returns 0, or an error if there is no memory, or if too many
+/// users are charged to `owner`.
 ///
 /// # Safety
 ///

@@ -77,8 +77,9 @@ pub extern "C" fn perfctr_core_is_idle() -> bool {
     COUNTING.is_idle()
 }
 
-/// Stops the counters of all vCPUs if nobody counts. Those on which none counts are not
-/// interrupted.
+/// Stops the counters of all vCPUs if nobody counts.
+///
+/// vCPUs on which no counter runs are not interrupted.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop_if_idle() {
     if COUNTING.is_idle() {
