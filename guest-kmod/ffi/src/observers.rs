@@ -29,7 +29,7 @@ pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
 }
 
 /// Returns the number of the observer whose page is registered with a vCPU, if any is.
-pub(crate) fn shown(vcpu: &VcpuObject) -> Option<u32> {
+pub(crate) fn registered_observer(vcpu: &VcpuObject) -> Option<u32> {
     // SAFETY: the word is aligned and stays where it is; its vCPU may write it meanwhile.
     let number = unsafe { (&raw const (*vcpu.shown.get()).number).read_volatile() };
     (number != 0).then_some(number)
@@ -39,26 +39,29 @@ pub(crate) fn shown(vcpu: &VcpuObject) -> Option<u32> {
 ///
 /// Where a thread starts to count meanwhile, this may be false. It is asked again after that thread
 /// has stopped.
-pub(crate) fn counts(vcpu: &VcpuObject) -> bool {
+pub(crate) fn is_counting(vcpu: &VcpuObject) -> bool {
     // SAFETY: the byte stays where it is; its vCPU may write it meanwhile.
     unsafe { (&raw const (*vcpu.shown.get()).counts).cast::<u8>().read_volatile() != 0 }
 }
 
 /// Returns whether the page of this observer is registered with a vCPU.
-fn shows(vcpu: &VcpuObject, observer: &Observer) -> bool {
-    shown(vcpu) == Some(observer.number)
+fn shows_page_of(vcpu: &VcpuObject, observer: &Observer) -> bool {
+    registered_observer(vcpu) == Some(observer.number)
 }
 
 /// Returns whether a page of this observer, or of any observer, is registered with any vCPU.
 pub(crate) fn is_shown(observer: Option<&Observer>) -> bool {
     vcpus().any(|vcpu| {
-        observer.map_or_else(|| shown(vcpu).is_some(), |observer| shows(vcpu, observer))
+        observer.map_or_else(
+            || registered_observer(vcpu).is_some(),
+            |observer| shows_page_of(vcpu, observer),
+        )
     })
 }
 
 /// Unregisters the page of an observer from all vCPUs. Returns whether the hypervisor has unpinned
 /// it. The observer has no counters, so the page is registered nowhere anew meanwhile.
 pub(crate) fn take_back(observer: &Observer) -> bool {
-    Call::Hide(observer).on_these(vcpus().filter(|vcpu| shows(vcpu, observer)));
+    Call::Hide(observer).on_these(vcpus().filter(|vcpu| shows_page_of(vcpu, observer)));
     !is_shown(Some(observer))
 }

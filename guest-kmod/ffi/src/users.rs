@@ -78,7 +78,7 @@ unsafe fn all() -> impl Iterator<Item = &'static User> {
 /// # Safety
 ///
 /// As [`all`].
-unsafe fn known(container: u64, uid: u32) -> Option<&'static User> {
+unsafe fn user_of(container: u64, uid: u32) -> Option<&'static User> {
     // SAFETY: the caller's.
     unsafe { all() }.find(|user| user.observer.is_of(container, uid))
 }
@@ -96,7 +96,7 @@ unsafe fn known(container: u64, uid: u32) -> Option<&'static User> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *const User {
     // SAFETY: the caller's.
-    let found = unsafe { known(container, uid) };
+    let found = unsafe { user_of(container, uid) };
     let Some(user) = found.filter(|user| user.counters.give_more()) else { return null() };
     // SAFETY: the caller's; the user has one of its own.
     unsafe { perfctr_glue_put_container(container) };
@@ -158,7 +158,7 @@ unsafe fn get(
     owner: u32,
 ) -> Result<&'static User, Errno> {
     // SAFETY: C holds the lock.
-    let found = unsafe { known(container, uid) };
+    let found = unsafe { user_of(container, uid) };
     let user = if let Some(user) = found {
         // SAFETY: the caller's; the user has one of its own.
         unsafe { perfctr_glue_put_container(container) };

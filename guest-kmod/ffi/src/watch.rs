@@ -8,7 +8,7 @@ use guest_kmod::watch::Watch;
 use crate::COUNTING;
 use crate::call::Call;
 use crate::machine::vcpus;
-use crate::observers::{counts, is_shown, shown};
+use crate::observers::{is_counting, is_shown, registered_observer};
 use crate::on_vcpu::OnVcpu;
 
 unsafe extern "C" {
@@ -56,7 +56,7 @@ pub extern "C" fn perfctr_core_watch_leave() {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
     if WATCH.may_end() {
-        Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| shown(vcpu).is_some()));
+        Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| registered_observer(vcpu).is_some()));
     }
     WATCH.end(!is_exit && is_shown(None))
 }
@@ -83,6 +83,6 @@ pub extern "C" fn perfctr_core_is_idle() -> bool {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop_if_idle() {
     if COUNTING.is_idle() {
-        Call::StopIfIdle.on_these(vcpus().filter(|vcpu| counts(vcpu)));
+        Call::StopIfIdle.on_these(vcpus().filter(|vcpu| is_counting(vcpu)));
     }
 }

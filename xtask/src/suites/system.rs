@@ -16,9 +16,9 @@ use crate::suites::tenants;
 /// only accounts. On the third one, a PVH tenant is sampled, too, and on the last one, a PVH tenant
 /// is accounted.
 pub fn run(report: &mut Report) -> Result<()> {
-    let own = report.volume.pick("--records", "--records --ends");
+    let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(
-        "/work/system; system=$?; /work/host-profile || system=1; for tests in {own}; do \
+        "/work/system; system=$?; /work/host-profile || system=1; for tests in {tests_beside}; do \
          /work/system /work/overflow $tests || exit; done; exit $system"
     );
     let mut spec = spec("pv", "profile", &["sh", "-c", &beside])?;

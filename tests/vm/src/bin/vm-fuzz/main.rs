@@ -150,8 +150,8 @@ fn user(options: &Options) -> Result<Tried> {
 
 fn guest(options: &Options) -> Result<Tried> {
     let guest = guest::Guest::new()?;
-    let (more, coverage) = (guest::valid_inputs(), Coverage::open(true));
-    let mut tried = fuzz(options, "guest", more, &coverage, |input, number| {
+    let (valid_inputs, coverage) = (guest::valid_inputs(), Coverage::open(true));
+    let mut tried = fuzz(options, "guest", valid_inputs, &coverage, |input, number| {
         guest.repair_at_times(number)?;
         guest.run(input)
     })?;
@@ -162,16 +162,16 @@ fn guest(options: &Options) -> Result<Tried> {
     Ok(tried)
 }
 
-/// Tries the corpus and more inputs, and mutations of all inputs that have reached something new.
+/// Tries the corpus, further inputs, and mutations of all that have reached something new.
 fn fuzz(
     options: &Options,
     name: &str,
-    more: Vec<Vec<u8>>,
+    further_inputs: Vec<Vec<u8>>,
     coverage: &Coverage,
     run: impl Fn(&[u8], u64) -> Result<()>,
 ) -> Result<Tried> {
     let before = calls::made();
-    let mut corpus = [read_corpus(&options.corpus.join(name))?, more].concat();
+    let mut corpus = [read_corpus(&options.corpus.join(name))?, further_inputs].concat();
     for (number, input) in corpus.iter().enumerate() {
         run(input, number as u64).with_context(|| hex(input))?;
     }
