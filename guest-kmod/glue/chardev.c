@@ -9,11 +9,9 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/pid.h>
-#include <linux/sched.h>
 #include <linux/sched/task.h>
 #include <linux/security.h>
 #include <linux/uaccess.h>
-#include <asm/processor.h>
 #include <asm/tsc.h>
 
 #include "perfctr.h"
@@ -95,18 +93,19 @@ static int perfctr_create(struct file *file, struct task_struct *task)
 }
 
 /*
- * Calls `bind` for the thread whose number the caller has given. That is the
- * calling thread or a stopped tracee of it.
+ * Binds the descriptor to counters of the calling thread or of a stopped tracee
+ * of it.
  */
 static int perfctr_bind(struct file *file, const struct perfctr_create *create,
-			int (*bind)(struct file *, struct task_struct *))
+			bool is_new)
 {
 	struct task_struct *task = perfctr_find_task(create->tid);
 	int err;
 
 	if (!task)
 		return -ESRCH;
-	err = bind(file, task);
+	err = is_new ? perfctr_create(file, task) :
+		       perfctr_thread_open(file, task);
 	put_task_struct(task);
 	return err;
 }
@@ -132,9 +131,9 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 		return perfctr_core_info(nr_cpu_ids, cpuid_eax(1), tsc_khz,
 					 argument);
 	case PERFCTR_IOC_CREATE:
-		return perfctr_bind(file, argument, perfctr_create);
 	case PERFCTR_IOC_OPEN:
-		return perfctr_bind(file, argument, perfctr_thread_open);
+		return perfctr_bind(file, argument,
+				    number == PERFCTR_IOC_CREATE);
 	case PERFCTR_IOC_CONTROL:
 	case PERFCTR_IOC_RESUME:
 		return perfctr_thread_operate(thread, number, argument);

@@ -6,9 +6,7 @@
  */
 
 #include <linux/bitops.h>
-#include <linux/irq_work.h>
 #include <linux/percpu.h>
-#include <linux/perf_event.h>
 #include <linux/sched/clock.h>
 #include <linux/sched/task_stack.h>
 #include <asm/irq_regs.h>

@@ -11,7 +11,6 @@
 
 #include <linux/pid.h>
 #include <linux/ptrace.h>
-#include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
 

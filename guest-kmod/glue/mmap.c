@@ -86,10 +86,10 @@ static int perfctr_map_counters(struct perfctr_thread *thread,
 		    VM_FAULT_NOPAGE)
 			return -ENOMEM;
 	}
-	if (xen_pv_domain())
-		return 0;
-	vma->vm_ops = &perfctr_vm_ops;
-	perfctr_vm_open(vma);
+	if (!xen_pv_domain()) {
+		vma->vm_ops = &perfctr_vm_ops;
+		perfctr_vm_open(vma);
+	}
 	return 0;
 }
 

@@ -8,11 +8,8 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/device.h>
-#include <linux/math64.h>
 #include <linux/module.h>
-#include <linux/perf_event.h>
 #include <linux/sched/signal.h>
-#include <linux/workqueue.h>
 
 #include "perfctr.h"
 
@@ -173,28 +170,19 @@ static const struct attribute_group perfctr_format_group = {
 	.attrs = perfctr_format_attrs,
 };
 
-/*
- * Returns the event and unit mask of one of perf's generic events, or 0 if this
- * CPU has no such event.
- */
-static u64 perfctr_generic_select(const struct attribute *attr)
+static u16 perfctr_generic_select(const struct attribute *attr)
 {
-	const struct perf_pmu_events_attr *event =
-		container_of(attr, struct perf_pmu_events_attr, attr.attr);
-	struct perfctr_event_config config;
-
-	if (perfctr_core_event_generic(event->id, &config))
-		return 0;
-	return config.general & 0xffff;
+	return perfctr_core_event_select(
+		container_of(attr, struct perf_pmu_events_attr, attr.attr)->id);
 }
 
 static ssize_t perfctr_generic_show(struct device *dev,
 				    struct device_attribute *attr, char *page)
 {
-	u64 select = perfctr_generic_select(&attr->attr);
+	u16 select = perfctr_generic_select(&attr->attr);
 
-	return sysfs_emit(page, "event=0x%02llx,umask=0x%02llx\n",
-			  select & 0xff, select >> 8);
+	return sysfs_emit(page, "event=0x%02x,umask=0x%02x\n", select & 0xff,
+			  select >> 8);
 }
 
 static struct attribute *perfctr_generic_attrs[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the files of the module share. A file calls only files that come before
- * it here.
+ * What the files of the module share, the kernel's headers that most of them
+ * need among it. A file calls only files that come before it here.
  */
 #ifndef PERFCTR_H
 #define PERFCTR_H
@@ -9,7 +9,6 @@
 #include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/interrupt.h>
-#include <linux/irq_work.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
 #include <linux/preempt.h>
@@ -110,7 +109,6 @@ struct perfctr_subject perfctr_subject_of(struct task_struct *task);
 
 /* ring.c: threads' rings of samples. */
 struct perfctr_ring;
-struct poll_table_struct;
 int perfctr_ring_begin(struct perfctr_thread *thread,
 		       const struct perfctr_ring_request *request);
 void perfctr_ring_record(struct perfctr_thread *thread, u32 counters);
@@ -131,8 +129,6 @@ void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task);
 
 /* event.c: perf's events on this CPU. */
-struct perf_event;
-struct pmu;
 void perfctr_pmu_enable(struct pmu *pmu);
 void perfctr_pmu_disable(struct pmu *pmu);
 struct perfctr_event_config perfctr_event_config(struct perf_event *event);

@@ -282,6 +282,20 @@ struct perfctr_mapping {
 };
 
 /*
+ * What is on a thread's stack where its frame pointer points to.
+ */
+struct perfctr_frame {
+  /*
+   * Where the calling function's frame is.
+   */
+  uint64_t caller;
+  /*
+   * Where the function will return to.
+   */
+  uint64_t address;
+};
+
+/*
  * The place of a ring's next record, and what is written there.
  */
 struct perfctr_ring_place {
@@ -457,9 +471,9 @@ int perfctr_core_event_open(const struct perfctr_event_attr *attr,
                             uint64_t *first_period);
 
 /*
- * Finds out what one of perf's generic events needs; see EventConfig::generic.
+ * Returns the event and the unit mask of one of perf's generic events, or 0.
  */
-int perfctr_core_event_generic(uint64_t id, struct perfctr_event_config *out);
+uint16_t perfctr_core_event_select(uint64_t id);
 
 /*
  * Returns whether the events of a group can be counted at once; see fit.
@@ -694,6 +708,11 @@ bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
 void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
+ * Reads a frame of the calling thread's stack. Returns whether it is in memory.
+ */
+extern bool perfctr_glue_read_frame(uint64_t address, struct perfctr_frame *frame);
+
+/*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
 int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_request *request);
@@ -704,6 +723,11 @@ int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_
 bool perfctr_core_ring_place(perfctr_on_thread thread,
                              uint32_t counter,
                              struct perfctr_ring_place *out);
+
+/*
+ * Writes the addresses of the calling thread's callers behind a record; see callers.
+ */
+uint32_t perfctr_core_ring_callers(uint64_t frame, uint64_t *out, uint32_t room);
 
 /*
  * Publishes the record that C has written; see Ring::wrote(guest_kmod::Ring::wrote).

@@ -4,16 +4,13 @@
  * decides where a record goes (src/ring.rs).
  */
 
-#include <linux/cred.h>
 #include <linux/gfp.h>
-#include <linux/mm.h>
 #include <linux/poll.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task_stack.h>
 #include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
-#include <linux/wait.h>
 #include <asm/ptrace.h>
 
 #include "perfctr.h"
@@ -83,39 +80,12 @@ int perfctr_ring_begin(struct perfctr_thread *thread,
 	return err;
 }
 
-/* What is on the stack where a frame pointer points to. */
-struct perfctr_frame {
-	unsigned long caller;
-	unsigned long address;
-};
-
-/*
- * Finds the addresses to which the thread will return, as far as the stack is
- * in memory. Stacks grow downwards, so the chain has ended where it does not go
- * up. The thread may have written any value there.
- */
-static u32 perfctr_callers(struct pt_regs *regs, u64 *callers, u32 most)
+/* A thread that ends has no memory any more, and executes in another's. */
+bool perfctr_glue_read_frame(u64 address, struct perfctr_frame *frame)
 {
-	unsigned long frame = regs->bp, next;
-	const struct perfctr_frame __user *at;
-	u32 found = 0;
-
-	if (!most || !frame || !current->mm || !user_64bit_mode(regs))
-		return 0;
-	pagefault_disable();
-	while (found < most) {
-		at = (const void __user *)frame;
-		if (!access_ok(at, sizeof(*at)) ||
-		    __get_user(next, &at->caller) ||
-		    __get_user(callers[found], &at->address))
-			break;
-		found++;
-		if (next <= frame)
-			break;
-		frame = next;
-	}
-	pagefault_enable();
-	return found;
+	return current->mm &&
+	       !copy_from_user_nofault(frame, (const void __user *)address,
+				       sizeof(*frame));
 }
 
 static void perfctr_ring_write(struct perfctr_thread *thread, u32 counter)
@@ -132,8 +102,10 @@ static void perfctr_ring_write(struct perfctr_thread *thread, u32 counter)
 	record->count = place.count;
 	record->tsc = place.tsc;
 	record->counter = counter;
+	/* Frame pointers of 32 bits are not followed. */
 	record->callers =
-		perfctr_callers(regs, (u64 *)(record + 1), place.callers);
+		perfctr_core_ring_callers(user_64bit_mode(regs) ? regs->bp : 0,
+					  (u64 *)(record + 1), place.callers);
 	perfctr_core_ring_wrote(perfctr_core_of(thread));
 }
 

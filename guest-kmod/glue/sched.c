@@ -9,7 +9,6 @@
 #include <linux/jump_label.h>
 #include <linux/module.h>
 #include <linux/nsproxy.h>
-#include <linux/sched.h>
 #include <linux/sched/signal.h>
 
 #include "perfctr.h"

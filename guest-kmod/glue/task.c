@@ -6,7 +6,6 @@
  */
 
 #include <linux/binfmts.h>
-#include <linux/sched.h>
 #include <linux/tracepoint.h>
 
 #include "perfctr.h"

@@ -9,7 +9,6 @@
 #include <linux/module.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
-#include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
 #include <linux/sizes.h>
@@ -67,23 +66,6 @@ void *perfctr_glue_counters_new(void)
 void perfctr_glue_counters_free(void *counters)
 {
 	perfctr_thread_put(container_of(counters, struct perfctr_thread, core));
-}
-
-/*
- * Returns the thread that is linked, with a reference, or NULL. A thread is
- * unlinked before it ends. Its memory stays as long as anybody in an RCU read
- * section may have seen it linked.
- */
-static struct task_struct *perfctr_task_of(struct perfctr_thread *thread)
-{
-	struct task_struct *task;
-
-	rcu_read_lock();
-	task = READ_ONCE(thread->task);
-	if (task)
-		get_task_struct(task);
-	rcu_read_unlock();
-	return task;
 }
 
 /*
@@ -154,21 +136,30 @@ int perfctr_thread_open(struct file *file, struct task_struct *task)
 }
 
 /*
- * Holds the thread whose counters these are, and takes a reference to it. The
- * counters stay linked meanwhile, because only the thread itself or its tracer
- * unlinks them.
+ * Holds the thread whose counters these are, and takes a reference to it. A
+ * thread is unlinked before it ends, and its memory stays as long as anybody in
+ * an RCU read section may have seen it linked. While it is held its counters
+ * stay linked, because only the thread itself or its tracer unlinks them.
  */
 static int perfctr_thread_hold(struct perfctr_thread *thread,
 			       struct perfctr_hold *hold)
 {
-	struct task_struct *task = perfctr_task_of(thread);
-	int err = task ? perfctr_hold(hold, task) : -ESRCH;
+	struct task_struct *task;
+	int err;
 
+	rcu_read_lock();
+	task = READ_ONCE(thread->task);
+	if (task)
+		get_task_struct(task);
+	rcu_read_unlock();
+	if (!task)
+		return -ESRCH;
+	err = perfctr_hold(hold, task);
 	if (!err && READ_ONCE(thread->task) != task) {
 		perfctr_let_go(hold);
 		err = -ESRCH;
 	}
-	if (err && task)
+	if (err)
 		put_task_struct(task);
 	return err;
 }

@@ -9,7 +9,6 @@
 #include <linux/rcupdate.h>
 #include <linux/sched/task.h>
 #include <linux/user_namespace.h>
-#include <linux/workqueue.h>
 
 #include "perfctr.h"
 

@@ -7,10 +7,8 @@
 
 #include <linux/cpuhotplug.h>
 #include <linux/limits.h>
-#include <linux/mm.h>
 #include <linux/notifier.h>
 #include <linux/reboot.h>
-#include <linux/syscore_ops.h>
 
 #include "perfctr.h"
 

@@ -9,10 +9,7 @@
 
 #include <linux/cpumask.h>
 #include <linux/jiffies.h>
-#include <linux/preempt.h>
-#include <linux/sched.h>
 #include <linux/tracepoint.h>
-#include <linux/workqueue.h>
 
 #include "perfctr.h"
 

@@ -5,6 +5,8 @@
 //! vCPU. Nothing of this is where a user can write, and what is said to be taken is believed only
 //! as far as records were written.  So the worst that a consumer can do is to lose its own records.
 
+use core::iter;
+
 use shared_abi::ring::RingRequest;
 use shared_abi::sync::Ordering::{Acquire, Relaxed, Release};
 use shared_abi::sync::{AtomicU32, AtomicU64};
@@ -109,6 +111,36 @@ impl Ring {
             && self.written.load(Acquire).wrapping_sub(self.taken.load(Acquire))
                 >= u64::from(self.watermark.load(Relaxed))
     }
+}
+
+/// What is on a thread's stack where its frame pointer points to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Frame {
+    /// Where the calling function's frame is.
+    pub caller: u64,
+    /// Where the function will return to.
+    pub address: u64,
+}
+
+/// Returns the addresses to which a thread will return, the innermost function's first.
+///
+/// `first` is the thread's frame pointer, or 0 if it keeps none.  `read` returns the frame at an
+/// address, or `None` if it is not in memory.  The thread may have written any value there.  A
+/// stack grows downwards, so the chain has ended where it does not lead upwards.
+pub fn callers(
+    first: u64,
+    mut read: impl FnMut(u64) -> Option<Frame>,
+) -> impl Iterator<Item = u64> {
+    let mut next = first;
+    iter::from_fn(move || {
+        if next == 0 {
+            return None;
+        }
+        let frame = read(next)?;
+        next = if frame.caller > next { frame.caller } else { 0 };
+        Some(frame.address)
+    })
 }
 
 /// Checks the argument of `IOC_RING`.
@@ -248,5 +280,36 @@ mod tests {
         // Without a ring there is no room, whoever asks.
         let page = ThreadPage::default();
         assert_eq!(Ring::default().place(&page), None);
+    }
+
+    /// Returns the callers that are found on a stack of these frames, each at its address.
+    fn callers_on(stack: &[(u64, Frame)], first: u64) -> Vec<u64> {
+        let read = |at| stack.iter().find(|(place, _)| *place == at).map(|&(_, frame)| frame);
+        callers(first, read).collect()
+    }
+
+    #[test]
+    fn callers_are_found_from_frame_to_frame() {
+        let frame = |caller, address| Frame { caller, address };
+        let stack = [(64, frame(96, 0x11)), (96, frame(160, 0x22)), (160, frame(0, 0x33))];
+        assert_eq!(callers_on(&stack, 64), [0x11, 0x22, 0x33]);
+        assert_eq!(callers_on(&stack, 96), [0x22, 0x33]);
+        // The chain leads to where no frame is in memory.
+        assert_eq!(callers_on(&stack[..2], 64), [0x11, 0x22]);
+        assert_eq!(callers_on(&stack, 72), []);
+    }
+
+    #[test]
+    fn a_chain_of_frames_that_does_not_lead_upwards_has_ended() {
+        let frame = |caller, address| Frame { caller, address };
+        for back in [96, 64, 1] {
+            let stack = [(64, frame(96, 0x11)), (96, frame(back, 0x22)), (1, frame(2, 0x33))];
+            assert_eq!(callers_on(&stack, 64), [0x11, 0x22], "to {back}");
+        }
+    }
+
+    #[test]
+    fn a_thread_without_a_frame_pointer_has_no_callers() {
+        assert_eq!(callers_on(&[(0, Frame { caller: 8, address: 0x11 })], 0), []);
     }
 }

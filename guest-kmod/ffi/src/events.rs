@@ -8,7 +8,6 @@ use core::slice;
 
 use guest_kmod::perf::{BranchStack, EventAttr, EventConfig, Progress, Registers, fit};
 use shared_abi::hypercall::{FEATURE_BRANCHES, HvPlace};
-use shared_abi::{Errno, PmuCaps};
 
 use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, Present};
@@ -26,20 +25,19 @@ pub extern "C" fn perfctr_core_event_open(
 ) -> c_int {
     *first_period = attr.first_period();
     let records = answer().is_ok_and(|answer| answer.features & FEATURE_BRANCHES != 0);
-    give(out, |caps| EventConfig::open(caps, attr, records))
+    to_return(
+        pmu().and_then(|caps| EventConfig::open(&caps, attr, records)).map(|event| *out = event),
+    )
 }
 
-/// Finds out what one of perf's generic events needs; see [`EventConfig::generic`].
+/// Returns the event and the unit mask of one of perf's generic events, or 0.
+///
+/// It is 0 if this CPU has no such event, or if the host does not let the domain count it; see
+/// [`EventConfig::generic`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_generic(id: u64, out: &mut EventConfig) -> c_int {
-    give(out, |caps| EventConfig::generic(caps, id))
-}
-
-fn give(
-    out: &mut EventConfig,
-    event: impl FnOnce(&PmuCaps) -> Result<EventConfig, Errno>,
-) -> c_int {
-    to_return(pmu().and_then(|caps| event(&caps)).map(|event| *out = event))
+pub extern "C" fn perfctr_core_event_select(id: u64) -> u16 {
+    let event = pmu().and_then(|caps| EventConfig::generic(&caps, id));
+    event.map_or(0, |event| event.event_and_umask())
 }
 
 /// Returns whether the events of a group can be counted at once; see [`fit`].

@@ -3,10 +3,16 @@
 
 use core::ffi::c_int;
 
+use guest_kmod::ring::{Frame, callers};
 use shared_abi::ring::RingRequest;
 
 use crate::on_vcpu::OnThread;
 use crate::{ThreadObject, to_return};
+
+unsafe extern "C" {
+    /// Reads a frame of the calling thread's stack. Returns whether it is in memory.
+    fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool;
+}
 
 /// The place of a ring's next record, and what is written there.
 #[derive(Debug, Default)]
@@ -45,6 +51,29 @@ pub extern "C" fn perfctr_core_ring_place(
     let (count, tsc) = pmu.counted(counter as usize);
     *out = RingPlace { offset, count, tsc, callers: ring.callers() };
     true
+}
+
+/// Writes the addresses of the calling thread's callers behind a record; see [`callers`].
+///
+/// Returns how many it has found.
+///
+/// # Safety
+///
+/// Nobody else writes to the `room` words from `out` on, which can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, room: u32) -> u32 {
+    let read = |address| {
+        let mut frame = Frame::default();
+        // SAFETY: C checks that this is an address of user mode, and writes to the frame only.
+        unsafe { perfctr_glue_read_frame(address, &mut frame) }.then_some(frame)
+    };
+    let mut found = 0;
+    for address in callers(frame, read).take(room as usize) {
+        // SAFETY: fewer than `room` were written, so this one is among the words.
+        unsafe { out.add(found as usize).write(address) };
+        found += 1;
+    }
+    found
 }
 
 /// Publishes the record that C has written; see [`Ring::wrote`](guest_kmod::Ring::wrote).

@@ -11,6 +11,7 @@ use std::string::String;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
+use guest_kmod::ring::Frame;
 use guest_kmod::shown::Subject;
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
@@ -508,6 +509,15 @@ extern "C" fn perfctr_glue_keep_page(page: *const VcpuPage) {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_put_container(container: u64) {
     Fake::with(|fake| fake.put.borrow_mut().push(container));
+}
+
+/// The stack is in the test's own memory.
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
+    let stack = core::ptr::with_exposed_provenance::<Frame>(address as usize);
+    // SAFETY: the tests chain frames that live.
+    *frame = unsafe { stack.read() };
+    true
 }
 
 #[unsafe(no_mangle)]

@@ -8,10 +8,8 @@
  * (src/restore.rs).
  */
 
-#include <linux/irq_work.h>
 #include <linux/kvm_para.h>
 #include <linux/percpu.h>
-#include <linux/workqueue.h>
 #include <asm/apic.h>
 #include <asm/nmi.h>
 

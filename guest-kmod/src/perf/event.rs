@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Translates what perf asks for, and knows which counters can count it.
 
-use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{
+    EVNTSEL_EN, EVNTSEL_EVENT_MASK, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR,
+};
 use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
@@ -176,6 +178,11 @@ impl EventConfig {
     /// As `new`.
     pub fn generic(caps: &PmuCaps, id: u64) -> Result<Self, Errno> {
         Self::new(caps, TYPE_HARDWARE, id, EVNTSEL_USR, false)
+    }
+
+    /// Returns the event and the unit mask.
+    pub const fn event_and_umask(&self) -> u16 {
+        (self.general & EVNTSEL_EVENT_MASK) as u16
     }
 
     /// What perf asks for: one of its generic events or an event's select word, in the rings
