@@ -37,6 +37,11 @@
 #define PERFCTR_ACCOUNT_BYTES 32
 
 /*
+ * Bytes of storage of a reservation of the host's counters, all zeroes at first.
+ */
+#define PERFCTR_RESERVATION_BYTES 16
+
+/*
  * Bytes of the largest argument of a hypercall.
  */
 #define PERFCTR_ARGUMENT_BYTES 776
@@ -107,6 +112,69 @@ typedef uint32_t perfctr_rings;
 #endif // __STDC_VERSION__ >= 202311L
 
 /*
+ * What the core has the host do.
+ */
+enum perfctr_host_step
+#if __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // __STDC_VERSION__ >= 202311L
+ {
+  /*
+   * Reserve all counters; returns 1, or 0 if somebody else has one.
+   */
+  PERFCTR_HOST_STEP_RESERVE,
+  /*
+   * Give up what is reserved.
+   */
+  PERFCTR_HOST_STEP_RELEASE,
+  /*
+   * Return 1 if the hard-lockup watchdog is switched on, or 0.
+   */
+  PERFCTR_HOST_STEP_WATCHDOG_IS_ON,
+  /*
+   * Switch the watchdog on.
+   */
+  PERFCTR_HOST_STEP_WATCHDOG_ON,
+  /*
+   * Switch the watchdog off.
+   */
+  PERFCTR_HOST_STEP_WATCHDOG_OFF,
+  /*
+   * Have every CPU count for guests; returns 0 or a negative error number.
+   */
+  PERFCTR_HOST_STEP_TAKE_CPUS,
+  /*
+   * Have every CPU be as it was.
+   */
+  PERFCTR_HOST_STEP_GIVE_CPUS_BACK,
+  /*
+   * Log that no guest can count, because perf has the counters.
+   */
+  PERFCTR_HOST_STEP_LOG_PERF_HAS_COUNTERS,
+  /*
+   * Log that guests count.
+   */
+  PERFCTR_HOST_STEP_LOG_GUESTS_COUNT,
+  /*
+   * Log that the watchdog is stopped.
+   */
+  PERFCTR_HOST_STEP_LOG_WATCHDOG_STOPPED,
+  /*
+   * Log that the watchdog runs again.
+   */
+  PERFCTR_HOST_STEP_LOG_WATCHDOG_RUNS,
+  /*
+   * Log that the watchdog does not run again.
+   */
+  PERFCTR_HOST_STEP_LOG_WATCHDOG_LOST,
+};
+#if __STDC_VERSION__ >= 202311L
+typedef enum perfctr_host_step perfctr_host_step;
+#else
+typedef uint32_t perfctr_host_step;
+#endif // __STDC_VERSION__ >= 202311L
+
+/*
  * The account of one virtual CPU.
  */
 struct perfctr_core_vcpu_account;
@@ -125,6 +193,11 @@ struct perfctr_core_domain;
  * The driver's settings, fixed at boot.
  */
 struct perfctr_core_driver;
+
+/*
+ * Whether the driver has the counters.  The glue's lock is held during each call.
+ */
+struct perfctr_core_reservation;
 
 /*
  * The samples of one physical CPU.  Its interrupt writes, and one reader at a time takes.
@@ -686,5 +759,32 @@ extern int perfctr_glue_accounts_read(struct perfctr_hv_accounts *answer);
  * Ends the accounting; returns 0 or a negative error number.
  */
 extern int perfctr_glue_accounts_stop(void);
+
+/*
+ * Does one step, and returns what the step says, or 0.  It may sleep.
+ */
+extern int perfctr_glue_host_step(perfctr_host_step step);
+
+/*
+ * Takes the counters or gives them back; see Reservation::settle.
+ */
+void perfctr_core_settle(struct perfctr_core_reservation *reservation,
+                         bool needed,
+                         uint64_t now_ns);
+
+/*
+ * Returns 0 if the driver has the counters, or the error that a vCPU gets that needs them.
+ */
+int perfctr_core_reservation_state(const struct perfctr_core_reservation *reservation);
+
+/*
+ * Returns whether the driver could take the counters now; see Reservation::may_try.
+ */
+bool perfctr_core_may_try(const struct perfctr_core_reservation *reservation, uint64_t now_ns);
+
+/*
+ * Returns 0, or a negative error number if the host's CPUs cannot count; see try_cpus.
+ */
+int perfctr_core_try_cpus(void);
 
 #endif  /* PERFCTR_CORE_H */

@@ -10,6 +10,7 @@
 //!   them.
 //! * [`policy`] is who may count, [`demand`] whether anybody does, [`serial`] how domains are told
 //!   apart.
+//! * [`reserve`] takes the counters from a host that has another use for them, and gives them back.
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
@@ -41,6 +42,7 @@ pub mod pcpu;
 pub mod policy;
 pub mod profile;
 pub(crate) mod publish;
+pub mod reserve;
 pub(crate) mod sampling;
 pub mod serial;
 pub mod settings;
@@ -59,6 +61,7 @@ pub use pcpu::{Cpu, Pcpu};
 pub use policy::{Policy, PolicyChange};
 pub use profile::SampleRing;
 pub use publish::Left;
+pub use reserve::Reservation;
 pub use serial::{Serial, Serials};
 pub use settings::{HostFacts, Options, Rate, Settings};
 pub use stats::Stats;

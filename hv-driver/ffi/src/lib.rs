@@ -14,7 +14,7 @@ use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
     Account, Demand, Driver, Guest, HostFacts, Identity, Left, Nmi, Options, Policy, PolicyChange,
-    Refusal, Registration, SampleRing, Serial, Vcpu,
+    Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
 };
 use shared_abi::hypercall::{
     HvAccounting, HvAccounts, HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats,
@@ -24,6 +24,7 @@ use shared_abi::{Errno, VcpuPage};
 
 mod call;
 mod on_cpu;
+mod reserve;
 mod x86;
 
 use on_cpu::{CpuObject, OnCpu};
@@ -40,6 +41,8 @@ pub const DOMAIN_BYTES: usize = 16;
 pub const RING_BYTES: usize = 131112;
 /// Bytes of a vCPU's account, all zeroes at first.
 pub const ACCOUNT_BYTES: usize = 32;
+/// Bytes of storage of a reservation of the host's counters, all zeroes at first.
+pub const RESERVATION_BYTES: usize = 16;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -50,6 +53,7 @@ const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
 const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
 const _: [(); RING_BYTES] = [(); size_of::<SampleRing>()];
 const _: [(); ACCOUNT_BYTES] = [(); size_of::<Account>()];
+const _: [(); RESERVATION_BYTES] = [(); size_of::<Reservation>()];
 const _: [(); ARGUMENT_BYTES] = [(); hv_driver::hypercall::ARGUMENT_BYTES_MAX];
 const _: () = {
     assert!(align_of::<Driver>() <= 8 && align_of::<CpuObject>() <= 8);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /*
- * Has the counters while a guest counts, and leaves them to the host's perf
- * otherwise. Both reserve them in the same allocator, so that one of them has
- * all counters: perf from the first event that is opened to the last that is
- * closed.
+ * Carries out what the core decides about the host's counters (src/reserve.rs):
+ * they are the driver's while a guest needs them, and otherwise the host's.
  *
  * Whoever holds one of these may wait for a later one, and never for an earlier
  * one:
@@ -22,6 +20,7 @@
 
 #include <linux/fs.h>
 #include <linux/kvm_host.h>
+#include <linux/ktime.h>
 #include <linux/mutex.h>
 #include <linux/ratelimit.h>
 #include <linux/workqueue.h>
@@ -33,16 +32,15 @@
 /* The kernel has no other way for modules to switch its watchdog. */
 #define PERFCTR_WATCHDOG "/proc/sys/kernel/nmi_watchdog"
 
-/* Covers what is here, and who has the counters. */
+/* Covers this, and who has the counters. */
 static DEFINE_MUTEX(perfctr_reserve_lock);
-/* The hard-lockup watchdog was stopped, and is to be started again. */
-static bool perfctr_stopped_watchdog;
-/* Why a vCPU that needs the counters does not get them now. */
-static int perfctr_refusal = -EPERM;
-/* What the last try to take them returned, and when the next one may be. */
-static int perfctr_last_error;
-static unsigned long perfctr_next_try;
+static u64 perfctr_reservation[PERFCTR_RESERVATION_BYTES / sizeof(u64)];
 static DEFINE_RATELIMIT_STATE(perfctr_busy_log, 60 * HZ, 1);
+
+static struct perfctr_core_reservation *reservation(void)
+{
+	return (struct perfctr_core_reservation *)perfctr_reservation;
+}
 
 /* Finds this CPU's general counters. */
 static void general(unsigned int *counter, unsigned int *select,
@@ -129,84 +127,51 @@ static void switch_watchdog(const char *text)
 	filp_close(file, NULL);
 }
 
-/*
- * Starts the watchdog if it was stopped, or if somebody has switched it on while
- * there was no counter for it. Returns whether it runs now that did not before.
- */
-static bool restart_watchdog(void)
+static void log_busy(void)
 {
-	bool stopped = perfctr_stopped_watchdog;
-
-	perfctr_stopped_watchdog = false;
-	if (watchdog_is_on())
-		switch_watchdog("0");
-	else if (!stopped)
-		return false;
-	switch_watchdog("1");
-	if (!reserve())
-		return true;
-	release_all();
-	if (stopped)
-		pr_err("the hard-lockup watchdog does not run again\n");
-	return false;
+	if (__ratelimit(&perfctr_busy_log))
+		pr_warn("no virtual machine can count: perf on this host has the counters\n");
 }
 
-/* The watchdog is an event of perf's, so it has the counters, too. */
-static bool reserve_without_watchdog(void)
+int perfctr_glue_host_step(perfctr_host_step step)
 {
-	if (reserve())
-		return true;
-	if (!watchdog_is_on())
-		return false;
-	switch_watchdog("0");
-	perfctr_stopped_watchdog = true;
-	if (reserve())
-		return true;
-	restart_watchdog();
-	return false;
-}
-
-static int try_to_take(void)
-{
-	int err;
-
-	if (!reserve_without_watchdog()) {
-		if (__ratelimit(&perfctr_busy_log))
-			pr_warn("no virtual machine can count: perf on this host has the counters\n");
-		return -EBUSY;
-	}
-	err = perfctr_take_cpus();
-	if (err) {
+	switch (step) {
+	case PERFCTR_HOST_STEP_RESERVE:
+		return reserve();
+	case PERFCTR_HOST_STEP_RELEASE:
 		release_all();
-		restart_watchdog();
-		return err;
-	}
-	if (perfctr_stopped_watchdog)
+		break;
+	case PERFCTR_HOST_STEP_WATCHDOG_IS_ON:
+		return watchdog_is_on();
+	case PERFCTR_HOST_STEP_WATCHDOG_ON:
+		switch_watchdog("1");
+		break;
+	case PERFCTR_HOST_STEP_WATCHDOG_OFF:
+		switch_watchdog("0");
+		break;
+	case PERFCTR_HOST_STEP_TAKE_CPUS:
+		return perfctr_take_cpus();
+	case PERFCTR_HOST_STEP_GIVE_CPUS_BACK:
+		perfctr_give_cpus_back();
+		break;
+	case PERFCTR_HOST_STEP_LOG_PERF_HAS_COUNTERS:
+		log_busy();
+		break;
+	case PERFCTR_HOST_STEP_LOG_GUESTS_COUNT:
+		pr_info_once(
+			"virtual machines count, so perf gets EBUSY: see perfctr domains\n");
+		break;
+	case PERFCTR_HOST_STEP_LOG_WATCHDOG_STOPPED:
 		pr_warn("the hard-lockup watchdog is stopped while virtual machines count\n");
-	pr_info_once(
-		"virtual machines count, so perf gets EBUSY: see perfctr domains\n");
-	return 0;
-}
-
-/*
- * A guest may ask as often as it likes. Each try stops the watchdog, and may
- * interrupt every CPU, so a second passes between one that fails and the next.
- */
-static int take(void)
-{
-	if (perfctr_last_error && time_before(jiffies, perfctr_next_try))
-		return perfctr_last_error;
-	perfctr_last_error = try_to_take();
-	perfctr_next_try = jiffies + HZ;
-	return perfctr_last_error;
-}
-
-static void give_back(void)
-{
-	perfctr_give_cpus_back();
-	release_all();
-	if (restart_watchdog())
+		break;
+	case PERFCTR_HOST_STEP_LOG_WATCHDOG_RUNS:
 		pr_info("the hard-lockup watchdog runs again\n");
+		break;
+	case PERFCTR_HOST_STEP_LOG_WATCHDOG_LOST:
+		pr_err("the hard-lockup watchdog does not run again\n");
+		break;
+	}
+	return 0;
 }
 
 static bool is_needed(void)
@@ -225,16 +190,8 @@ static bool is_needed(void)
 /* In a worker, which may open the watchdog's file whoever is to count. */
 static void settle(struct work_struct *unused)
 {
-	bool needed;
-
 	mutex_lock(&perfctr_reserve_lock);
-	needed = is_needed();
-	if (!needed)
-		perfctr_refusal = -EPERM;
-	else if (!perfctr_taken)
-		perfctr_refusal = take();
-	if (!needed && perfctr_taken)
-		give_back();
+	perfctr_core_settle(reservation(), is_needed(), ktime_get_ns());
 	mutex_unlock(&perfctr_reserve_lock);
 }
 
@@ -258,8 +215,11 @@ void perfctr_stop_counters(void)
 	perfctr_settle_counters();
 }
 
-/* The counters do not go while the vCPU needs them. */
-static int join(struct kvm *kvm, struct perfctr_vcpu *p)
+/*
+ * The counters do not go while the vCPU needs them. Returns 0 if they are the
+ * driver's, or an error; may_try says whether to settle then.
+ */
+static int join(struct kvm *kvm, struct perfctr_vcpu *p, bool *may_try)
 {
 	int err;
 
@@ -268,7 +228,8 @@ static int join(struct kvm *kvm, struct perfctr_vcpu *p)
 		perfctr_core_demand_begins(perfctr_core_of_machine(kvm));
 	p->needs = true;
 	p->taken = perfctr_taken;
-	err = perfctr_taken ? 0 : perfctr_refusal;
+	err = perfctr_core_reservation_state(reservation());
+	*may_try = perfctr_core_may_try(reservation(), ktime_get_ns());
 	mutex_unlock(&perfctr_reserve_lock);
 	return err;
 }
@@ -279,13 +240,14 @@ static int join(struct kvm *kvm, struct perfctr_vcpu *p)
  */
 int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 {
+	bool may_try;
 	int err;
 
 	kvm_vcpu_srcu_read_unlock(vcpu);
-	err = join(vcpu->kvm, p);
-	if (err) {
+	err = join(vcpu->kvm, p, &may_try);
+	if (may_try) {
 		perfctr_settle_counters();
-		err = join(vcpu->kvm, p);
+		err = join(vcpu->kvm, p, &may_try);
 	}
 	kvm_vcpu_srcu_read_lock(vcpu);
 	if (err)
@@ -307,13 +269,5 @@ void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p)
 
 int perfctr_try_counters(void)
 {
-	int err;
-
-	if (!reserve())
-		return 0;
-	err = perfctr_take_cpus();
-	if (!err)
-		perfctr_give_cpus_back();
-	release_all();
-	return err;
+	return perfctr_core_try_cpus();
 }

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Whose the counters are, as C sees it.
+
+use core::ffi::c_int;
+
+use hv_driver::Reservation;
+use hv_driver::reserve::{Host, Notice, try_cpus};
+use shared_abi::Errno;
+
+use crate::from_return;
+
+/// What the core has the host do.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub enum HostStep {
+    /// Reserve all counters; returns 1, or 0 if somebody else has one.
+    Reserve,
+    /// Give up what is reserved.
+    Release,
+    /// Return 1 if the hard-lockup watchdog is switched on, or 0.
+    WatchdogIsOn,
+    /// Switch the watchdog on.
+    WatchdogOn,
+    /// Switch the watchdog off.
+    WatchdogOff,
+    /// Have every CPU count for guests; returns 0 or a negative error number.
+    TakeCpus,
+    /// Have every CPU be as it was.
+    GiveCpusBack,
+    /// Log that no guest can count, because perf has the counters.
+    LogPerfHasCounters,
+    /// Log that guests count.
+    LogGuestsCount,
+    /// Log that the watchdog is stopped.
+    LogWatchdogStopped,
+    /// Log that the watchdog runs again.
+    LogWatchdogRuns,
+    /// Log that the watchdog does not run again.
+    LogWatchdogLost,
+}
+
+unsafe extern "C" {
+    /// Does one step, and returns what the step says, or 0.  It may sleep.
+    fn perfctr_glue_host_step(step: HostStep) -> c_int;
+}
+
+/// The kernel of the host.
+struct Linux;
+
+fn step(step: HostStep) -> c_int {
+    // SAFETY: each step is the glue's own work.  It touches nothing that the core has, and it calls
+    // none of the core's entries about reservations.
+    unsafe { perfctr_glue_host_step(step) }
+}
+
+impl Host for Linux {
+    fn reserve(&mut self) -> bool {
+        step(HostStep::Reserve) != 0
+    }
+
+    fn release(&mut self) {
+        step(HostStep::Release);
+    }
+
+    fn watchdog_is_on(&mut self) -> bool {
+        step(HostStep::WatchdogIsOn) != 0
+    }
+
+    fn switch_watchdog(&mut self, on: bool) {
+        step(if on { HostStep::WatchdogOn } else { HostStep::WatchdogOff });
+    }
+
+    fn take_cpus(&mut self) -> Result<(), Errno> {
+        from_return(step(HostStep::TakeCpus))
+    }
+
+    fn give_cpus_back(&mut self) {
+        step(HostStep::GiveCpusBack);
+    }
+
+    fn notify(&mut self, notice: Notice) {
+        step(match notice {
+            Notice::PerfHasCounters => HostStep::LogPerfHasCounters,
+            Notice::GuestsCount => HostStep::LogGuestsCount,
+            Notice::WatchdogStopped => HostStep::LogWatchdogStopped,
+            Notice::WatchdogRuns => HostStep::LogWatchdogRuns,
+            Notice::WatchdogLost => HostStep::LogWatchdogLost,
+        });
+    }
+}
+
+/// Takes the counters or gives them back; see [`Reservation::settle`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_settle(reservation: &mut Reservation, needed: bool, now_ns: u64) {
+    reservation.settle(needed, now_ns, &mut Linux);
+}
+
+/// Returns 0 if the driver has the counters, or the error that a vCPU gets that needs them.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_reservation_state(reservation: &Reservation) -> c_int {
+    reservation.state().map_or_else(Errno::to_return, |()| 0)
+}
+
+/// Returns whether the driver could take the counters now; see [`Reservation::may_try`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_may_try(reservation: &Reservation, now_ns: u64) -> bool {
+    reservation.may_try(now_ns)
+}
+
+/// Returns 0, or a negative error number if the host's CPUs cannot count; see [`try_cpus`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_try_cpus() -> c_int {
+    try_cpus(&mut Linux).map_or_else(Errno::to_return, |()| 0)
+}
