@@ -5,14 +5,16 @@
 //! An event is a task's, or it is a vCPU's and counts whoever executes there.  A task's events are
 //! in its *context*.  A context that was inherited has a copy of each event.  If two tasks switch
 //! directly whose contexts are copies of each other, perf exchanges the contexts, and the events
-//! stay on the vCPU.  Events that find no counter wait for their turn.
+//! stay on the vCPU.  Events are in *groups*, which perf adds as a whole or not at all; most groups
+//! have one event.  Groups that find no counters wait for their turn.
 //!
 //! All events here count user mode only.  So it does not matter when the kernel looks at a counter,
 //! and the truth is what was executed while the event was scheduled in.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
-use guest_kmod::perf::{EventAttr, EventConfig};
+use guest_kmod::perf::{EventAttr, EventConfig, fit};
 use shared_abi::{Config, Errno};
 
 use crate::machine::{Counts, Machine};
@@ -75,6 +77,9 @@ struct Stalls {
 #[derive(Clone, Debug)]
 struct Event {
     whose: Whose,
+    /// The number of its group. The events of a group follow each other in their context, its
+    /// leader first.
+    group: u64,
     /// The kind, as an index into those that occur here.
     kind: usize,
     config: EventConfig,
@@ -118,12 +123,22 @@ struct Context {
     lineage: u64,
 }
 
+impl Context {
+    /// Returns the places of the events of a group, whose leader is at `first`.
+    fn group_at(&self, first: usize) -> Range<usize> {
+        let rest = self.events.get(first..).unwrap_or_default();
+        let group = rest.first().map(|leader| leader.group);
+        first..first + rest.iter().take_while(|event| Some(event.group) == group).count()
+    }
+}
+
 /// The state of perf in a machine.
 #[derive(Debug, Default)]
 pub struct Perf {
     tasks: Vec<RefCell<Context>>,
     vcpus: Vec<RefCell<Context>>,
     lineages: Cell<u64>,
+    groups: Cell<u64>,
     observers: Cell<u32>,
     /// Threads about to execute on each vCPU that have got its present thread's context already.
     heirs: Vec<Cell<Option<usize>>>,
@@ -146,6 +161,11 @@ impl Perf {
     fn new_lineage(&self) -> u64 {
         self.lineages.set(self.lineages.get() + 1);
         self.lineages.get()
+    }
+
+    fn new_group(&self) -> u64 {
+        self.groups.set(self.groups.get() + 1);
+        self.groups.get()
     }
 
     /// Returns a number that no observer has had.
@@ -490,13 +510,29 @@ impl Machine {
         result
     }
 
-    /// Has perf add the events of a context that find counters, in order, up to the first that does
+    /// Has perf add the groups of a context that find counters, in order, up to the first that does
     /// not.
     fn schedule_in(&self, index: usize, context: &RefCell<Context>) {
-        // Each event is put back before the next is added, since other events are looked at
-        // meanwhile.
-        let events = context.borrow().events.len();
-        for at in 0..events {
+        let mut group = context.borrow().group_at(0);
+        while !group.is_empty() {
+            if !self.schedule_group_in(index, context, group.clone()) {
+                return self.check_turned_away(index, context, group);
+            }
+            group = context.borrow().group_at(group.end);
+        }
+    }
+
+    /// Has perf add the events of a group. If one finds no counter, those before it are removed
+    /// again. Returns whether the group is on the vCPU.
+    fn schedule_group_in(
+        &self,
+        index: usize,
+        context: &RefCell<Context>,
+        group: Range<usize>,
+    ) -> bool {
+        for at in group.clone() {
+            // Each event is put back before the next is added, since other events are looked at
+            // meanwhile.
             let mut event = context.borrow().events[at].clone();
             if event.on.is_some() {
                 continue;
@@ -504,14 +540,16 @@ impl Machine {
             let added = self.add_event(index, &mut event);
             context.borrow_mut().events[at] = event;
             if !added {
-                return self.check_turned_away(index, context, at);
+                self.remove_events(index, context, group.start..at);
+                return false;
             }
         }
+        true
     }
 
-    /// Checks that an event is refused only if there is no counter for it, or if the host forbids
+    /// Checks that a group is refused only if there are no counters for it, or if the host forbids
     /// counters, or has forbidden them and lets no page be registered since.
-    fn check_turned_away(&self, index: usize, context: &RefCell<Context>, at: usize) {
+    fn check_turned_away(&self, index: usize, context: &RefCell<Context>, group: Range<usize>) {
         let domain = &self.domains[self.vcpus[index].domain];
         let lost = domain.forbidden.get() > 0 && self.vcpus[index].registered.borrow().is_none();
         if self.kept(index).is_some() || lost || !domain.allowed.get() {
@@ -521,19 +559,28 @@ impl Machine {
         let task = task.map(|thread| self.perf.tasks[thread].borrow());
         let task = task.iter().flat_map(|context| &context.events);
         let here = vcpu.events.iter().chain(task).filter(|event| event.on.is_some());
-        let mut kinds: Vec<usize> = here.map(|event| event.kind).collect();
-        kinds.push(context.borrow().events[at].kind);
+        let group = &context.borrow().events[group];
+        if self.can_count(here.chain(group)) {
+            let kinds: Vec<usize> = group.iter().map(|event| event.kind).collect();
+            self.fails_perf(format!("vCPU {index}: no counters for a group of {kinds:?}"));
+        }
+    }
+
+    /// Returns whether a vCPU has enough counters for these events. Those of one kind share one.
+    fn can_count<'a>(&self, events: impl Iterator<Item = &'a Event>) -> bool {
+        let mut kinds: Vec<usize> = events.map(|event| event.kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
-        let general = self.guests_model().general as usize;
-        if kinds.len() <= general {
-            self.fails_perf(format!("vCPU {index}: no counter for one of {kinds:?} events"));
-        }
+        kinds.len() <= self.guests_model().general as usize
     }
 
     fn schedule_out(&self, index: usize, context: &RefCell<Context>) {
         let events = context.borrow().events.len();
-        for at in 0..events {
+        self.remove_events(index, context, 0..events);
+    }
+
+    fn remove_events(&self, index: usize, context: &RefCell<Context>, places: Range<usize>) {
+        for at in places {
             let mut event = context.borrow().events[at].clone();
             self.remove_event(index, &mut event);
             context.borrow_mut().events[at] = event;
@@ -597,9 +644,8 @@ impl Machine {
             self.show_for_events(index);
         } else {
             self.reschedule(index, |context| {
-                if !context.events.is_empty() {
-                    context.events.rotate_left(1);
-                }
+                let first = context.group_at(0).len();
+                context.events.rotate_left(first);
             });
         }
     }
@@ -696,8 +742,11 @@ impl Machine {
             Ok(config) => config,
             Err(errno) => return self.fails_perf(format!("no event {kind}: {errno:?}")),
         };
+        // An event may join the last group.
+        let last = own.borrow().events.last().map(|event| event.group).filter(|_| rng.one_in(3));
         let event = Event {
             whose,
+            group: last.unwrap_or_else(|| self.perf.new_group()),
             kind,
             config,
             period,
@@ -711,7 +760,13 @@ impl Machine {
             count: 0,
             told: 0,
         };
+        if !self.fits_its_group(index, own, &event) {
+            return;
+        }
         self.pmu_disable(index);
+        if last.is_some() {
+            self.schedule_out(index, own);
+        }
         {
             let own = &mut own.borrow_mut();
             own.events.push(event);
@@ -719,6 +774,21 @@ impl Machine {
         }
         self.schedule_in(index, own);
         self.pmu_enable(index);
+    }
+
+    /// Returns whether an event may be opened beside those of its group. Checks that it may not be
+    /// if there could never be counters for all of them, and only then.
+    fn fits_its_group(&self, index: usize, own: &RefCell<Context>, event: &Event) -> bool {
+        let own = own.borrow();
+        let others = own.events.iter().filter(|other| other.group == event.group);
+        let group: Vec<&Event> = others.chain([event]).collect();
+        let configs: Vec<EventConfig> = group.iter().map(|event| event.config).collect();
+        let fits = fit(&configs);
+        if fits != self.can_count(group.iter().copied()) {
+            let kinds: Vec<usize> = group.iter().map(|event| event.kind).collect();
+            self.fails_perf(format!("vCPU {index}: a group of {kinds:?} fits: {fits}"));
+        }
+        fits
     }
 
     fn close_event(&self, index: usize, thread: usize, rng: &mut Rng) {
@@ -734,6 +804,11 @@ impl Machine {
         self.remove_event(index, &mut event);
         {
             let own = &mut own.borrow_mut();
+            let rest = own.group_at(at);
+            // Without its leader a group falls apart.
+            if at == 0 || own.events[at - 1].group != own.events[at].group {
+                own.events[rest].iter_mut().for_each(|event| event.group = self.perf.new_group());
+            }
             own.events.remove(at);
             own.lineage = self.perf.new_lineage();
         }
