@@ -90,6 +90,9 @@ impl Restoration {
         if !is_kept(op, answer) {
             self.frame.store(0, Relaxed);
         }
+        if (op, answer) == (OP_REGISTER, Ok(())) {
+            self.refusal.store(0, Relaxed);
+        }
         match answer {
             Err(Errno::NXIO) if op == OP_LOAD => Err(self.refused().unwrap_or(Errno::NXIO)),
             answer => answer,
@@ -176,7 +179,8 @@ impl Restoration {
     /// Returns whether the page says something that it did not say at the last interrupt.
     fn says_more(&self, page: &VcpuPage) -> bool {
         let frame = self.frame.load(Relaxed);
-        if frame == 0 {
+        // What the kernel has written in a page is no news.
+        if frame == 0 || self.refused().is_some() {
             return false;
         }
         let (overflows, flags) = (page.overflows.load(Relaxed), page.flags.load(Relaxed));
@@ -199,11 +203,16 @@ impl Restoration {
     }
 }
 
+/// What the page of a vCPU says that could not continue.  As if the host had forbidden it, there
+/// are no direct reads.  It does not say that its hypervisor has left it: if the vCPU is restored
+/// once more before it has registered a page, there is nothing to continue from.
+const GIVEN_UP: u32 = VCPU_REGISTERED | VCPU_EXECUTING;
+
 /// Writes in the page that nobody counts for this vCPU any more, as if the host had forbidden it.
 /// The kernel writes in place of the hypervisor, which does not publish there any more.
 fn take_for_forbidden(page: &VcpuPage) {
     let _guard = page.seq.write(&mut page.seq.writes());
-    page.flags.store(VCPU_REGISTERED, Relaxed);
+    page.flags.store(GIVEN_UP, Relaxed);
     page.loaded.store(0, Relaxed);
 }
 
@@ -313,17 +322,18 @@ mod tests {
         }
     }
 
-    /// A hypervisor that interrupts its vCPU once, in the middle of a query.
+    /// A hypervisor that interrupts its vCPU once, in the middle of an operation.
     struct Interrupting<'a> {
         host: &'a Host,
         restoration: &'a Restoration,
         page: &'a VcpuPage,
+        op: u32,
         does: Cell<bool>,
     }
 
     impl Hypervisor for Interrupting<'_> {
         fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
-            if op == OP_QUERY && self.does.take() {
+            if op == self.op && self.does.take() {
                 self.host.machine.set(self.host.machine.get() + 1);
                 let answer = self.host.answer();
                 assert!(self.restoration.interrupted(self.host, &answer, self.page));
@@ -342,7 +352,8 @@ mod tests {
             assert!(vcpu.interrupted(&before, &page));
             assert!(vcpu.restoration.wants_look());
             let (restoration, does_it) = (&vcpu.restoration, Cell::new(does));
-            let hypervisor = Interrupting { host: &host, restoration, page: &page, does: does_it };
+            let hypervisor =
+                Interrupting { host: &host, restoration, page: &page, op: OP_QUERY, does: does_it };
             restoration.looks(&hypervisor, &before, true);
             restoration.looked();
             assert_eq!(restoration.wants_look(), does, "it was restored once more");
@@ -468,7 +479,7 @@ mod tests {
             assert!(vcpu.interrupted(&host.answer(), &page));
             assert!(!page.seq.is_valid(before), "a read that was interrupted starts over");
             assert!(page.seq.is_valid(page.seq.stamp()), "and ends");
-            assert_eq!(page.flags.load(Relaxed), VCPU_REGISTERED);
+            assert_eq!(page.flags.load(Relaxed), GIVEN_UP);
             assert_eq!(page.loaded.load(Relaxed), 0);
             assert!(vcpu.restoration.wants_look());
             host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
@@ -486,6 +497,31 @@ mod tests {
     }
 
     #[test]
+    fn a_vcpu_that_could_not_go_on_does_not_when_it_is_restored_again_as_it_registers_its_page() {
+        let host = Host::new();
+        let page = page(LEFT, 3);
+        let vcpu = On::with_page(&host, &page);
+        host.refuses.set(Some((OP_GO_ON, Errno::BUSY)));
+        assert!(vcpu.interrupted(&host.answer(), &page));
+        host.refuses.set(None);
+        assert!(vcpu.looks(&host.answer(), true));
+        host.take();
+        // It is moved when it is about to register its page anew.
+        let restoration = &vcpu.restoration;
+        let interrupting = Interrupting {
+            host: &host,
+            restoration,
+            page: &page,
+            op: OP_REGISTER,
+            does: true.into(),
+        };
+        let mut wanted = HvRegister { gfn: 0x55, observer: 4, reserved: 0 };
+        restoration.hypercall(&interrupting, OP_REGISTER, wanted.as_mut_bytes()).unwrap();
+        assert_eq!(host.take(), [OP_REGISTER], "and nothing else registers it");
+        assert!(restoration.wants_look(), "the host is another one");
+    }
+
+    #[test]
     fn a_vcpu_does_not_go_on_where_the_counters_are_others() {
         let host = Host::new();
         let vcpu = On::new(&host);
@@ -498,7 +534,7 @@ mod tests {
             host.take();
             assert!(vcpu.interrupted(&before, &page));
             assert_eq!(host.take(), [0; 0], "the host is not asked to count on");
-            assert_eq!(page.flags.load(Relaxed), VCPU_REGISTERED);
+            assert_eq!(page.flags.load(Relaxed), GIVEN_UP);
             host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
             assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(Errno::STALE));
             host.refuses.set(None);

@@ -189,7 +189,10 @@ impl Machine {
             return;
         }
         let disturbed = errno == Errno::NODEV && (self.has_failed(thread) || self.was_disturbed());
-        let forbidden = errno == Errno::PERM && own.started.get() != Some(domain.forbidden.get());
+        // A vCPU that may not continue after its domain was moved reads what a forbidden one reads.
+        let turned_away = self.host_was_busy(own.domain);
+        let forbidden = errno == Errno::PERM
+            && (turned_away || own.started.get() != Some(domain.forbidden.get()));
         if !disturbed && !forbidden && !self.gave_way(thread, errno) {
             self.fail(format!("thread {thread} has no numbers: {errno:?}"));
         }
@@ -217,7 +220,8 @@ impl Machine {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
         // perf's events may have the counters that a thread comes for.
-        let busy = self.has_perf(own.domain) || books.count();
+        let host = self.host_was_busy(own.domain);
+        let busy = host || self.has_perf(own.domain) || books.count();
         errno == Errno::BUSY && (busy || own.cpu_wide.get() != books.times.get())
     }
 

@@ -6,10 +6,11 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use guest_kmod::restore::Restoration;
-use hv_driver::{Pcpu, Policy};
+use hv_driver::{Demand, Pcpu, Policy};
 use shared_abi::ThreadPage;
 
 use crate::choice::Chooser;
+use crate::contention::Contention;
 use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::Fiber;
@@ -56,6 +57,7 @@ pub fn build(
         shape: shape.clone(),
         driver,
         perf: Perf::new(threads.len(), vcpus.len()),
+        contentions: contentions(shape),
         cpus,
         vcpus,
         threads,
@@ -84,6 +86,13 @@ pub fn build(
     machine
 }
 
+/// Returns the hosts whose own perf wants the counters, too.
+fn contentions(shape: &Shape) -> Vec<Contention> {
+    let hosts =
+        if shape.contended { shape.cpus.iter().max().map_or(0, |last| last + 1) } else { 0 };
+    (0..hosts).map(|host| Contention::new(Rng::new(shape.seed ^ host as u64).one_in(2))).collect()
+}
+
 fn domain(domain: &DomainShape, vcpus: Range<usize>, threads: Range<usize>) -> Domain {
     Domain {
         kind: domain.kind,
@@ -102,6 +111,7 @@ fn domain(domain: &DomainShape, vcpus: Range<usize>, threads: Range<usize>) -> D
         suspending: Cell::new(false),
         frames_moved: Cell::new(0),
         books: Books::default(),
+        demand: Demand::default(),
     }
 }
 
@@ -175,6 +185,8 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         busy: Cell::new(false),
         online: Cell::new(false),
         lost_page: Cell::new(false),
+        needs_counters: Cell::new(false),
+        taken: Cell::new(0),
         virq: Cell::new(false),
         stop_asked: Cell::new(false),
         user: Cell::default(),

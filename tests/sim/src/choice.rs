@@ -50,6 +50,10 @@ pub enum Action {
     Create(usize),
     /// A hostile kernel writes to a page of its domain. The number decides what.
     Garbage(usize),
+    /// The host's own perf opens an event, or closes the one that it has.
+    HostsPerf(usize),
+    /// The driver looks whether any domain of the host still needs the counters.
+    Settle(usize),
 }
 
 impl Action {
@@ -77,6 +81,8 @@ impl Action {
             Self::CpuWide => 17,
             Self::Replug => 18,
             Self::Move(_) => 19,
+            Self::HostsPerf(_) => 20,
+            Self::Settle(_) => 21,
         }
     }
 }
@@ -285,7 +291,10 @@ impl Machine {
         let domain = &self.domains[vcpu.domain];
         let idle = vcpu.current.get().is_none();
         if !vcpu.online.get() && domain.kind != Kind::Stranger {
-            options.push((weights.hotplug.max(10), Action::Online));
+            // A thread of the kernel's does this, so whatever executed here has been switched out.
+            if idle {
+                options.push((weights.hotplug.max(10), Action::Online));
+            }
         } else if !domain.suspending.get() {
             for thread in domain.threads.clone() {
                 if self.threads[thread].life.get() == Life::Ready {
@@ -315,6 +324,10 @@ impl Machine {
     /// Adds what the host may do to domains.
     fn host_options(&self, options: &mut Options) {
         let weights = &self.shape.weights;
+        for host in 0..self.contentions.len() {
+            options.push((weights.hosts_perf, Action::HostsPerf(host)));
+        }
+        options.extend(self.hosts_to_settle().map(|host| (10, Action::Settle(host))));
         for (index, domain) in self.domains.iter().enumerate() {
             if !domain.alive.get() {
                 if domain.serial.get() == 0 {

@@ -119,6 +119,8 @@ impl Machine {
             Action::Destroy(domain) => self.destroy(domain),
             Action::Create(domain) => self.create(domain),
             Action::Garbage(domain) => self.write_garbage(domain),
+            Action::HostsPerf(host) => self.change_hosts_perf(host),
+            Action::Settle(host) => self.settle_counters(host),
             Action::Schedule(_)
             | Action::Tick
             | Action::Virq
@@ -215,6 +217,7 @@ impl Machine {
             Err(errno) => self.check_refusal(vcpu.domain, "to register", errno),
         }
         if restored {
+            vcpu.restoration.looked();
             self.perf_restored(index);
         }
     }

@@ -476,6 +476,7 @@ impl Machine {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
         self.vcpus[index].set_counts(Counts::Nothing, self.steps.get());
+        self.put_counters(index);
         if let Some((_, page)) = self.vcpus[index].registered.take() {
             self.unpin(page);
         }
@@ -706,8 +707,11 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn take_counters(&mut self) -> Result<(), Errno> {
-        // The host has no other use for them.
-        Ok(())
+        // One that is forbidden to count, or has no page, gets the error for that.
+        if self.vcpu().registered.borrow().is_none() || !self.is_allowed() {
+            return Ok(());
+        }
+        self.machine.take_counters(self.index)
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
@@ -715,6 +719,9 @@ impl<'a> Caller for Hypercall<'a> {
         let page = machine.page_at_gfn(domain, gfn).ok_or(Errno::INVAL)?;
         let page_of = machine.page(page);
         let left = if goes_on { Some(machine.left_in(page_of)?) } else { None };
+        if goes_on {
+            machine.take_counters(self.index)?;
+        }
         let pins = machine.pins(page);
         pins.set(pins.get() + 1);
         let who = Registration {
@@ -750,6 +757,7 @@ impl<'a> Caller for Hypercall<'a> {
         let exits = self.domain().hardware;
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);
+        self.machine.put_counters(self.index);
         if let Some((_, page)) = self.vcpu().registered.take() {
             self.machine.unpin(page);
         }

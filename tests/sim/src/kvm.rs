@@ -2,14 +2,16 @@
 //! Simulates what is different if the host is Linux with KVM: overflows come by a non-maskable
 //! interrupt, whose work waits until interrupts are next enabled, and a guest is saved, or
 //! migrated, in the middle of anything
-//! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).
+//! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).  The host's own perf may
+//! want the counters, too (`docs/adr/0033-perf-has-the-counters-while-no-guest-counts.md`).
 
 use guest_kmod::hal::Hypervisor;
 use hv_driver::Left;
 use shared_abi::hypercall::HvQuery;
 use shared_abi::{Errno, VcpuPage};
 
-use crate::machine::{Machine, is_listening, set_listening, without_steps};
+use crate::contention::{Contention, Kernel, STEP_NS};
+use crate::machine::{Counts, Machine, is_listening, set_listening, without_steps};
 use crate::shape::Kind;
 
 /// The hypervisor beneath a vCPU that was restored. Nothing happens while the vCPU's kernel looks
@@ -106,14 +108,15 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let host = Beneath { machine: self, listening: is_listening() };
         let refused = vcpu.restoration.looks(&host, before, vcpu.online.get());
-        vcpu.restoration.looked();
         let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
-        if refused && good && vcpu.online.get() {
+        if refused && good && vcpu.online.get() && !self.host_was_busy(vcpu.domain) {
             self.fail(format!("vCPU {index} cannot go on"));
         }
         if refused {
             vcpu.online.set(false);
             vcpu.lost_page.set(true);
+        } else {
+            vcpu.restoration.looked();
         }
     }
 
@@ -122,5 +125,123 @@ impl Machine {
         let left = without_steps(|| Left::of(page, &self.driver.caps))?;
         let counts = self.cpus[self.here.get()].core.borrow().counts();
         if counts { Ok(left) } else { Err(Errno::NODEV) }
+    }
+}
+
+impl Machine {
+    /// Returns the host's contention, if its perf wants the counters, too.
+    fn contention(&self, host: usize) -> Option<&Contention> {
+        self.contentions.get(host)
+    }
+
+    const fn now_ns(&self) -> u64 {
+        self.steps.get() * STEP_NS
+    }
+
+    /// Returns whether the host's perf has been the reason to refuse counters to a domain.
+    pub fn host_was_busy(&self, domain: usize) -> bool {
+        let had = |host: &Contention| host.perf_had_them.get().is_some();
+        self.contentions.iter().any(had) && self.shape.domains[domain].hardware
+    }
+
+    /// Has the driver take the counters for a vCPU that loads a configuration, as the glue does.
+    pub fn take_counters(&self, index: usize) -> Result<(), Errno> {
+        let vcpu = &self.vcpus[index];
+        let domain = &self.domains[vcpu.domain];
+        let Some(host) = self.contention(domain.host.get()) else { return Ok(()) };
+        if host.is_drivers.get() && vcpu.taken.get() == host.times.get() {
+            return Ok(());
+        }
+        let mut result = self.join(index, host);
+        if host.reservation.borrow().may_try(self.now_ns()) {
+            self.settle_counters(domain.host.get());
+            result = self.join(index, host);
+        }
+        if result.is_err() {
+            self.put_counters(index);
+        }
+        self.check_taken(index, host, result);
+        result
+    }
+
+    fn join(&self, index: usize, host: &Contention) -> Result<(), Errno> {
+        let vcpu = &self.vcpus[index];
+        if !vcpu.needs_counters.replace(true) {
+            self.domains[vcpu.domain].demand.begin();
+        }
+        vcpu.taken.set(host.times.get());
+        host.reservation.borrow().state()
+    }
+
+    /// Checks that a vCPU is refused counters only if perf has had them a moment ago.
+    fn check_taken(&self, index: usize, host: &Contention, result: Result<(), Errno>) {
+        let patience = 1_000_000_000 / STEP_NS + 1;
+        let recent = |step| self.steps.get() - step <= patience;
+        let perf_had_them = host.perf_has_them() || host.perf_had_them.get().is_some_and(recent);
+        match result {
+            Ok(()) if host.is_drivers.get() => (),
+            Err(Errno::BUSY) if perf_had_them => (),
+            _ => self.fail(format!("vCPU {index} gets the counters of its host: {result:?}")),
+        }
+    }
+
+    /// Notes that a vCPU, which loses its page, does not need the counters any more.
+    pub fn put_counters(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let domain = &self.domains[vcpu.domain];
+        let needed = vcpu.needs_counters.replace(false);
+        vcpu.taken.set(0);
+        if needed && domain.demand.end() {
+            self.contention(domain.host.get()).inspect(|host| host.is_due.set(true));
+        }
+    }
+
+    /// Has the driver take the counters of a host or give them back.
+    pub fn settle_counters(&self, host: usize) {
+        let Some(contention) = self.contention(host) else { return };
+        contention.is_due.set(false);
+        if contention.perf_counts.get() {
+            contention.perf_had_them.set(Some(self.steps.get()));
+        }
+        let here = self.domains.iter().filter(|domain| domain.host.get() == host);
+        let needed = here.fold(false, |needed, domain| {
+            let needs = self.driver.is_needed(&domain.demand, &domain.policy);
+            needed || domain.alive.get() && needs
+        });
+        let reservation = &mut contention.reservation.borrow_mut();
+        reservation.settle(needed, self.now_ns(), &mut Kernel(contention));
+        let watchdog = contention.watchdog_runs.get() || !contention.watchdog_is_wanted.get();
+        if !watchdog && !contention.is_drivers.get() {
+            self.fail(format!("host {host} has lost its watchdog"));
+        }
+    }
+
+    /// Returns the hosts of which the driver has to look whether they have their counters back.
+    pub fn hosts_to_settle(&self) -> impl Iterator<Item = usize> {
+        let due = |(_, host): &(usize, &Contention)| host.is_due.get();
+        self.contentions.iter().enumerate().filter(due).map(|(index, _)| index)
+    }
+
+    /// Has the host's perf open an event, or close the one that it has.
+    pub fn change_hosts_perf(&self, host: usize) {
+        let Some(contention) = self.contention(host) else { return };
+        if contention.perf_counts.get() {
+            contention.perf_counts.set(false);
+            contention.perf_had_them.set(Some(self.steps.get()));
+        } else if !contention.is_drivers.get() {
+            contention.perf_counts.set(true);
+            self.check_nobody_counts(host);
+        }
+    }
+
+    /// Checks that no guest of a host counts, whose perf has got the counters.
+    fn check_nobody_counts(&self, host: usize) {
+        for vcpu in &self.vcpus {
+            let domain = &self.domains[vcpu.domain];
+            let here = domain.alive.get() && domain.host.get() == host && domain.allowed.get();
+            if here && vcpu.counts.get() == Counts::All {
+                self.fail(format!("perf has the counters with which vCPU {} counts", vcpu.id));
+            }
+        }
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
-//! * `kvm` is what differs where the hypervisor is Linux with KVM.
+//! * `kvm` is what differs where the hypervisor is Linux with KVM; `contention` is that host's own
+//!   perf, which wants the counters, too.
 //! * `cpu_wide` is CPU-wide counting; `perf` is Linux's perf; `rings` are rings of
 //!   samples.
 //! * `frames` are the pages that a guest has registered.
@@ -33,6 +34,7 @@
 mod audit;
 mod build;
 mod choice;
+mod contention;
 mod coverage;
 mod cpu_wide;
 mod fiber;

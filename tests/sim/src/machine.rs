@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use guest_kmod::overflow::Signal;
 use guest_kmod::restore::Restoration;
-use hv_driver::{Driver, Pcpu, Policy};
+use hv_driver::{Demand, Driver, Pcpu, Policy};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
@@ -20,6 +20,7 @@ use shared_abi::sync::simulated::{Access, set_hook};
 use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
 use crate::choice::{Action, Ask, Chooser};
+use crate::contention::Contention;
 use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::{Fiber, pause};
@@ -156,6 +157,10 @@ pub struct Vcpu {
     pub online: Cell<bool>,
     /// Whether its guest was saved and restored, and its kernel has not been told yet.
     pub lost_page: Cell<bool>,
+    /// Whether it needs the host's counters, since it has loaded a configuration.
+    pub needs_counters: Cell<bool>,
+    /// How often the driver had taken the host's counters when this vCPU got them, or 0.
+    pub taken: Cell<u64>,
     /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
     /// Whether it is asked to stop its counters if nobody counts.
@@ -329,6 +334,8 @@ pub struct Domain {
     pub frames_moved: Cell<usize>,
     /// The books of who may count whole CPUs.
     pub books: Books,
+    /// How many of its vCPUs need the host's counters.
+    pub demand: Demand,
 }
 
 /// An agent's place on the list of agents: physical CPUs' hypervisors first, then vCPUs' kernels,
@@ -361,6 +368,8 @@ pub struct Machine {
     pub domains: Vec<Domain>,
     /// What perf counts in guests.
     pub perf: Perf,
+    /// The hosts whose own perf wants the counters, too.
+    pub contentions: Vec<Contention>,
     pub agents: Vec<Agent>,
     pub chooser: RefCell<Chooser>,
     /// When the chooser was asked last.

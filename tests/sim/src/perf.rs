@@ -434,7 +434,8 @@ impl Machine {
     /// Checks that perf's events here count where nobody keeps them from it.
     fn check_goes_on(&self, index: usize, forbidden: u64) {
         let (vcpu, domain) = (&self.vcpus[index], &self.domains[self.vcpus[index].domain]);
-        let may = domain.allowed.get() && domain.forbidden.get() == forbidden;
+        let busy = self.host_was_busy(vcpu.domain);
+        let may = domain.allowed.get() && domain.forbidden.get() == forbidden && !busy;
         let online = vcpu.module.borrow().is_online();
         if may
             && online

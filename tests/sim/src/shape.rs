@@ -85,6 +85,8 @@ pub struct Weights {
     pub garbage: u64,
     /// An idle physical CPU goes offline and comes back.
     pub replug: u64,
+    /// The host's own perf begins or ceases to count.
+    pub hosts_perf: u64,
 }
 
 /// A machine.
@@ -94,6 +96,8 @@ pub struct Shape {
     pub cpus: Vec<usize>,
     /// Whether the hosts are Linux with KVM, and all domains have rings of their own.
     pub kvm: bool,
+    /// Whether the hosts' own perf wants the counters, too.
+    pub contended: bool,
     /// The domains, which all start on host 0.
     pub domains: Vec<DomainShape>,
     /// Its processors.
@@ -142,9 +146,11 @@ impl Shape {
         // A saved domain's CPUs would have to start anew.
         let cpu_wide = !restores && !kvm && Rng::new(seed ^ 0x0e11).one_in(3);
         let perf = !cpu_wide && Rng::new(seed ^ 0x9e4f).one_in(2);
+        let contended = kvm && Rng::new(seed ^ 0x4057).one_in(3);
         Self {
             cpus,
             kvm,
+            contended,
             domains: domains(rng, || {
                 kvm || !own.one_in(if model.tells_guests_apart() { 3 } else { 2 })
             }),
@@ -158,13 +164,14 @@ impl Shape {
                 thread: rng.below(30),
                 tick: rng.below(10),
                 hotplug: if rng.one_in(2) { 1 + 3 * u64::from(cpu_wide) } else { 0 },
-                policy: if rng.one_in(3) { 1 } else { 0 },
+                policy: if rng.one_in(3) && !contended { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
                 moves: if kvm { 4 } else { 0 },
                 destroy: if rng.one_in(4) { 1 } else { 0 },
                 failsafe: rng.below(3),
                 garbage: 5,
                 replug: if Rng::new(seed ^ 0x9106).one_in(3) { 1 } else { 0 },
+                hosts_perf: u64::from(contended),
             },
             period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
             leaps: rng.one_in(3),
@@ -227,6 +234,7 @@ pub fn quiet(cpus: usize) -> Shape {
     Shape {
         cpus: vec![0; cpus],
         kvm: false,
+        contended: false,
         domains: Vec::new(),
         model: PLAIN,
         counts_entries: false,
