@@ -52,13 +52,15 @@ const EXTENDED_SVM: u32 = 1 << 2;
 /// CPUID leaf 0x80000001, ECX: the core extension.
 const EXTENDED_PERFCTR_CORE: u32 = 1 << 23;
 /// CPUID leaf 0x80000001, ECX: counters of the northbridge or data fabric, which RDPMC reads with 6
-/// and up.
+/// to 9, and from the fifth on with 16 to 27.
 const EXTENDED_PERFCTR_NB: u32 = 1 << 24;
 /// CPUID leaf 0x80000001, ECX: counters of the last-level cache, which RDPMC reads with 10 and up.
 const EXTENDED_PERFCTR_LLC: u32 = 1 << 28;
 /// NB_PERF_CTL0, whose counter is the register after it.
 const NB: Readable =
     Readable { stops: Bank { first: 0xc001_0240, stride: 2 }, number: 4, is_shared: true };
+/// The number of them that RDPMC reads at most.
+const NB_COUNTERS_MAX: u32 = 16;
 /// ChL3PmcCfg0, whose counter is the register after it.
 const LLC: Readable =
     Readable { stops: Bank { first: 0xc001_0230, stride: 2 }, number: 6, is_shared: true };
@@ -85,8 +87,9 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         return Err(Refusal::NoCounters);
     }
     let width = width(48)?;
+    let nb = Readable { number: northbridge_counters(cpuid), ..NB };
     let readable =
-        [has(EXTENDED_PERFCTR_NB).then_some(NB), has(EXTENDED_PERFCTR_LLC).then_some(LLC)];
+        [has(EXTENDED_PERFCTR_NB).then_some(nb), has(EXTENDED_PERFCTR_LLC).then_some(LLC)];
     let guest_only = if has(EXTENDED_SVM) { CAPS_GUEST_ONLY } else { 0 };
     let caps = PmuCaps {
         vendor: VENDOR_AMD,
@@ -98,6 +101,17 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         fixed_width: width,
     };
     Ok((caps, Registers { readable, ..registers }))
+}
+
+/// Returns how many counters of the northbridge or data fabric RDPMC reads, on a CPU that has some.
+/// Version 2 says their number; there have been four before, and where it says none.
+fn northbridge_counters(cpuid: &Identity) -> u32 {
+    let [eax, ebx] = cpuid.perfmon_amd;
+    match (ebx >> 10) & 0x3f {
+        number if eax & PERFMON_V2 == 0 || number == 0 => NB.number,
+        number if number > NB_COUNTERS_MAX => NB_COUNTERS_MAX,
+        number => number,
+    }
 }
 
 #[cfg(test)]
@@ -164,5 +178,19 @@ mod tests {
         assert!(stops(1 << 24).eq(nb));
         assert_eq!(stops(1 << 28).count(), 6);
         assert_eq!(stops(1 << 24 | 1 << 28).last(), Some((0xc001_023a, true)));
+    }
+
+    #[test]
+    fn rdpmc_reads_as_many_counters_of_the_data_fabric_as_version_2_says() {
+        let number = |perfmon_amd| {
+            let cpuid = Identity { extended: 3 << 23, perfmon_amd, ..FAMILY_10H };
+            let (_, registers) = cpuid.pmu().unwrap();
+            registers.readable.into_iter().flatten().flat_map(Readable::stops).count()
+        };
+        let says = |fabric: u32| [1, 6 | 0x3f << 16 | fabric << 10 | 0x3f << 4];
+        for (said, expected) in [(1, 1), (4, 4), (6, 6), (16, 16), (17, 16), (63, 16), (0, 4)] {
+            assert_eq!(number(says(said)), expected, "{said} are said");
+        }
+        assert_eq!(number([0, 6 << 10]), 4, "without version 2 the leaf says nothing");
     }
 }
