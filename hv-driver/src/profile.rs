@@ -196,6 +196,7 @@ impl Driver {
         if !self.lets_cpu_go_on(&self.lease, at.tsc) {
             self.stop_counter(pmu, slot);
             expected.expect(0, false, at.tsc);
+            self.clear_counter(pmu, slot);
             return true;
         }
         if ring.is_at_guests() {
@@ -232,6 +233,12 @@ impl Driver {
         if let Some(evntsel) = self.registers.evntsel(slot) {
             pmu.write_register(evntsel, 0);
         }
+    }
+
+    /// Has guests that can read counters learn nothing of this one any more.  While an interrupt of
+    /// it is expected, the 0 would look like an overflow.
+    fn clear_counter(&self, pmu: &impl Pmu, slot: PhysSlot) {
+        pmu.write_register(self.registers.counter(slot), 0);
     }
 }
 
@@ -278,6 +285,7 @@ impl<P: Pmu> Cpu<'_, P> {
         let raw = self.pmu.counter(slot.counter_index());
         let overflowed = self.driver.has_overflowed(slot, raw);
         expected.expect(0, overflowed, self.pmu.clock());
+        self.driver.clear_counter(self.pmu, slot);
     }
 }
 
@@ -473,6 +481,19 @@ mod tests {
         assert_eq!(host.pmu.held(0x38f), 0x7_0000_000f);
         host.stop();
         assert_eq!(host.pmu.held(EVNTSEL), 0);
+    }
+
+    #[test]
+    fn guests_cannot_read_what_was_counted_until_the_end() {
+        let mut host = Host::sampling();
+        host.pmu.executes(7);
+        host.stop();
+        assert_eq!((host.pmu.held(EVNTSEL), host.pmu.held(COUNTER)), (0, 0), "the session ended");
+        let host = Host::sampling();
+        host.pmu.executes(PERIOD + 7);
+        host.pmu.tsc.set(2 * PROFILE_LEASE_MS * TICKS_PER_MS);
+        assert!(host.nmi());
+        assert_eq!((host.pmu.held(EVNTSEL), host.pmu.held(COUNTER)), (0, 0), "the lease ended");
     }
 
     #[test]
