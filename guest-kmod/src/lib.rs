@@ -17,6 +17,7 @@ pub mod hal;
 pub mod ioctl;
 pub mod loaded;
 pub mod mapping;
+pub mod numbers;
 pub mod overflow;
 pub mod perf;
 pub mod policy;

@@ -288,17 +288,21 @@ impl<K: Kernel> Cpu<'_, K> {
     }
 
     /// Registers the vCPU's page, which is perf's, for this subject, after [`Self::make_room`].
-    /// The hypervisor clears what another subject has counted, since `fresh` is a number that
-    /// nobody has had.
+    /// The hypervisor clears what another subject has counted, since `fresh` gives a number that
+    /// nobody has.
     ///
     /// # Errors
     ///
     /// The errors of the hypercall.
-    pub fn show_perfs(&mut self, subject: &Subject, fresh: u32) -> Result<(), Errno> {
+    pub fn show_perfs(
+        &mut self,
+        subject: &Subject,
+        fresh: impl FnOnce() -> u32,
+    ) -> Result<(), Errno> {
         let frame = self.frame();
         let open = subject.kind != SUBJECT_GUARDED;
         let before = self.vcpu.pages.perf.filter(|(last, _)| last == subject && open);
-        let number = before.map_or(fresh, |(_, number)| number);
+        let number = before.map_or_else(fresh, |(_, number)| number);
         let Subject { container, uid, .. } = *subject;
         let uid = if open { uid } else { NO_UID };
         self.show_frame(frame, &Observer { container, uid, number, sees_kernel: false })?;
@@ -340,7 +344,7 @@ mod tests {
 
         fn show_perfs(&self, subject: &Subject, fresh: u32) {
             self.on(0, |cpu| {
-                cpu.make_room().and_then(|()| cpu.show_perfs(subject, fresh)).unwrap();
+                cpu.make_room().and_then(|()| cpu.show_perfs(subject, || fresh)).unwrap();
             });
         }
 
@@ -531,6 +535,10 @@ mod tests {
         assert_eq!(machine.leave_to(&program(1001)), Leave::Stay);
         assert_eq!(machine.leave_to(&program(1002)), Leave::Hide);
         assert_eq!(number(&program(1001), 21), 20, "nobody else was here");
+        machine.on(0, |cpu| {
+            let none = || unreachable!("it takes no number that it does not need");
+            cpu.make_room().and_then(|()| cpu.show_perfs(&program(1001), none)).unwrap();
+        });
         assert_eq!(number(&program(1002), 22), 22);
         assert_eq!(number(&program(1001), 23), 23);
         assert_eq!(number(&guarded(1001), 24), 24);

@@ -33,7 +33,7 @@ mod x86;
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicU32};
 
 use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::overflow::Signal;
@@ -112,6 +112,8 @@ pub struct VcpuObject {
     page: Cell<*const VcpuPage>,
     /// The page of perf's events.
     perfs: *const VcpuPage,
+    /// The number with which that was registered last. Changed on that vCPU only.
+    perfs_number: AtomicU32,
     /// The counters of the whole CPU.
     cpu_wide: CpuWide,
     kernel: Linux,

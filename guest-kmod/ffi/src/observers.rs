@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages observers by their numbers, and knows whose pages are registered.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use guest_kmod::numbers::{Whose, new_number};
 use guest_kmod::shown::{Observer, Shown};
 
 use crate::VcpuObject;
 use crate::call::Call;
 use crate::machine::vcpus;
 
-/// The last number that an observer was given. 0 is nobody's.
-static OBSERVERS: AtomicU32 = AtomicU32::new(0);
+/// How many numbers users were given, and perf.
+pub(crate) static GIVEN_TO_USERS: AtomicU64 = AtomicU64::new(0);
+pub(crate) static GIVEN_TO_PERF: AtomicU64 = AtomicU64::new(0);
 
-/// Returns a number for an observer. After four billion numbers they repeat.
-pub(crate) fn new_observer() -> u32 {
-    loop {
-        match OBSERVERS.fetch_add(1, Relaxed).wrapping_add(1) {
-            0 => {}
-            number => return number,
-        }
-    }
+/// Returns a number for whom perf's page is registered next. No vCPU keeps it.
+pub(crate) fn new_number_of_perf() -> u32 {
+    new_number(&GIVEN_TO_PERF, Whose::Perfs, |number| {
+        vcpus().any(|vcpu| vcpu.perfs_number.load(Relaxed) == number)
+    })
 }
 
 /// What is registered with the vCPU; changes on that vCPU only.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Shows a vCPU to observers, as C sees it.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use guest_kmod::shown::{Leave, Observer, Subject};
 use shared_abi::Errno;
 
 use crate::ThreadObject;
-use crate::observers::new_observer;
+use crate::observers::new_number_of_perf;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::users::User;
 
@@ -70,7 +72,9 @@ impl OnVcpu<'_> {
         self.cpu().make_room()?;
         let object = self.object();
         object.page.set(object.perfs);
-        self.cpu().show_perfs(subject, new_observer())
+        self.cpu().show_perfs(subject, new_number_of_perf)?;
+        object.perfs_number.store(self.cpu().vcpu.shown().number, Relaxed);
+        Ok(())
     }
 
     /// Takes the page of an observer back if it is registered. C then has perf's events that were

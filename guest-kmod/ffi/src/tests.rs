@@ -8,6 +8,7 @@ use std::vec;
 use std::vec::Vec;
 
 use guest_kmod::policy::Rights;
+use guest_kmod::shown::Subject;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::Errno;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
@@ -19,6 +20,7 @@ use crate::cpu_wide::{
     perfctr_core_close_cpus, perfctr_core_owns_cpus, perfctr_core_request_of_cpus,
 };
 use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
+use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::perfctr_core_restore_look;
@@ -103,6 +105,43 @@ fn users_of_one_owner_are_bounded() {
     threads.push(made(uids.end + 1).expect("a user without counters gives way"));
     assert_eq!(made(uids.start + 3).err(), full, "which is not there any more");
     threads.into_iter().for_each(Thread::end);
+}
+
+/// Has perf's page registered with a vCPU for programs of a user. Returns the number.
+fn show_perfs(guest: &Guest, vcpu: usize, uid: u32) -> u32 {
+    let subject = Subject { uid, ..Subject::default() };
+    guest.on(vcpu, |mut vcpu| vcpu.show_perfs(&subject)).expect("nobody refuses");
+    guest.registered(vcpu).expect("it is registered").1
+}
+
+#[test]
+fn perf_takes_a_number_only_for_another_subject() {
+    let guest = Guest::new();
+    let first = show_perfs(&guest, 0, ALICE);
+    let alice = guest.thread(ALICE);
+    show(&guest, 0, &alice);
+    assert_eq!(show_perfs(&guest, 0, ALICE), first);
+    assert_eq!(show_perfs(&guest, 0, ALICE), first);
+    assert_eq!(show_perfs(&guest, 0, BOB), first + 1, "none was taken meanwhile");
+    alice.end();
+}
+
+#[test]
+fn a_number_that_somebody_has_is_given_to_nobody_else() {
+    let guest = Guest::new();
+    let (alice, bobs) = (guest.thread(ALICE), show_perfs(&guest, 0, BOB));
+    let alices = page(&alice, 0).1;
+    // After a round of 2^31 each half comes to their numbers again.  perf's have that bit set.
+    let round = 1 << 31;
+    GIVEN_TO_USERS.store(round + u64::from(alices) - 1, Relaxed);
+    let bob = guest.thread(BOB);
+    assert_eq!(page(&bob, 0).1, alices + 1);
+    show(&guest, 0, &alice);
+    GIVEN_TO_PERF.store(u64::from(bobs) - 1, Relaxed);
+    assert_eq!(show_perfs(&guest, 1, ALICE), bobs + 1, "vCPU 0 keeps the other one");
+    assert_eq!(show_perfs(&guest, 0, BOB), bobs);
+    alice.end();
+    bob.end();
 }
 
 #[test]

@@ -12,13 +12,14 @@ use core::ptr::{null, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use guest_kmod::numbers::{Whose, new_number};
 use guest_kmod::shown::Observer;
 use guest_kmod::users::{IdleUsers, UsersCounters, may_add};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::machine::vcpus;
 use crate::memory::{alloc, alloc_page, free, free_page};
-use crate::observers::{new_observer, take_back};
+use crate::observers::{GIVEN_TO_USERS, take_back};
 use crate::to_return;
 
 unsafe extern "C" {
@@ -170,7 +171,11 @@ unsafe fn get(
             unsafe { perfctr_glue_put_container(container) };
             return Err(errno);
         }
-        User::make(Observer::new(container, uid, new_observer(), is_initial), owner)?
+        let number = new_number(&GIVEN_TO_USERS, Whose::Users, |number| {
+            // SAFETY: C holds the lock.
+            unsafe { all() }.any(|user| user.observer.number == number)
+        });
+        User::make(Observer::new(container, uid, number, is_initial), owner)?
     };
     USERS.idle.counters_given(&user.counters);
     Ok(user)

@@ -4,7 +4,7 @@
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int};
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use guest_kmod::restore::Restoration;
 use guest_kmod::{Stats, Vcpu};
@@ -13,7 +13,7 @@ use shared_abi::{Errno, VcpuPage};
 use crate::cpu_wide::{CpuWide, threads};
 use crate::machine::{add_vcpu, keep_page, log, may_come_online, remove_vcpu, vcpus};
 use crate::memory::{alloc, alloc_page, free, free_page};
-use crate::observers::new_observer;
+use crate::observers::new_number_of_perf;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::{Linux, VcpuObject, from_return, to_return};
 
@@ -37,6 +37,7 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
         is_refused: AtomicBool::new(false),
         page: Cell::new(perfs),
         perfs,
+        perfs_number: AtomicU32::new(0),
         cpu_wide: CpuWide::default(),
         kernel: Linux { restoration: Restoration::new() },
         stats: Stats::default(),
@@ -96,7 +97,7 @@ impl OnVcpu<'_> {
         let hidden = bound.and_then(|()| may_come_online()).and_then(|()| self.hide());
         let mut cpu = self.cpu();
         let online = match hidden {
-            Ok(()) => cpu.come_online(new_observer()),
+            Ok(()) => cpu.come_online(new_number_of_perf()),
             Err(errno) => {
                 cpu.refuse(errno);
                 Err(errno)

@@ -70,7 +70,7 @@ impl Machine {
         }
         vcpu.perfs_for.set(subject.uid as usize);
         let fresh = self.perf.new_observer();
-        if let Err(errno) = self.on(index, |cpu| cpu.show_perfs(subject, fresh)) {
+        if let Err(errno) = self.on(index, |cpu| cpu.show_perfs(subject, || fresh)) {
             self.check_refusal(vcpu.domain, "to register", errno);
         }
     }
