@@ -106,7 +106,6 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 		.pages = vma_pages(vma),
 		.is_shared = vma->vm_flags & VM_MAYSHARE,
 		.may_change = vma->vm_flags & (VM_WRITE | VM_EXEC),
-		.uid = perfctr_euid(current),
 	};
 	int is_ring;
 

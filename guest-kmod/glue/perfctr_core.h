@@ -275,10 +275,6 @@ struct perfctr_mapping {
    * Whether the process wants to write there, or to execute what is there.
    */
   bool may_change;
-  /*
-   * The process's effective user.
-   */
-  uint32_t uid;
 };
 
 /*

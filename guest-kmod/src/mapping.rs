@@ -5,6 +5,7 @@ use shared_abi::Errno;
 use shared_abi::ring::RING_FIRST_PAGE;
 
 use crate::policy::Rights;
+use crate::shown::{Observer, Subject};
 
 /// The mapping that a process asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,8 +19,6 @@ pub struct Mapping {
     pub is_shared: bool,
     /// Whether the process wants to write there, or to execute what is there.
     pub may_change: bool,
-    /// The process's effective user.
-    pub uid: u32,
 }
 
 /// What a thread's descriptor has to map.
@@ -29,8 +28,9 @@ pub struct Mappable {
     pub cpus: u32,
     /// Pages of the thread's ring; 0 without a ring.
     pub ring_pages: u32,
-    /// The effective user that the thread had when it got its counters.
-    pub uid: u32,
+    /// Whose vCPU pages they are: the user and container that the thread had when it got its
+    /// counters.
+    pub observer: Observer,
 }
 
 /// What is mapped.
@@ -42,16 +42,18 @@ pub enum Mapped {
     Ring,
 }
 
-/// Decides about a mapping.  A descriptor that was passed on to another user does not show what
-/// other threads of its thread's user do, but its ring belongs to the thread alone.
+/// Decides about a mapping that `caller` asks for.  A descriptor that was passed on to another user
+/// or container does not show what other threads of its thread's user do, but its ring belongs to
+/// the thread alone.
 ///
 /// # Errors
 ///
 /// `NXIO` if there is no ring; `PERM` if the mapping is not of all pages, not shared or not
-/// read-only, or if the user may not look at the thread's user.
+/// read-only, or if the caller may not look at the thread's user.
 pub fn may_map(
     wanted: &Mapping,
     mappable: &Mappable,
+    caller: &Subject,
     rights: &impl Rights,
 ) -> Result<Mapped, Errno> {
     let fits = |pages: u64| wanted.pages == pages && wanted.is_shared && !wanted.may_change;
@@ -64,25 +66,25 @@ pub fn may_map(
     }
     let all = u64::from(mappable.cpus).saturating_add(1);
     let fits = wanted.first_page == 0 && fits(all);
-    if fits && (wanted.uid == mappable.uid || rights.has_ptrace()) {
-        Ok(Mapped::Counters)
-    } else {
-        Err(Errno::PERM)
-    }
+    let is_own = mappable.observer.is_of(caller.container, caller.uid);
+    if fits && (is_own || rights.has_ptrace()) { Ok(Mapped::Counters) } else { Err(Errno::PERM) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shown::{SUBJECT_GUARDED, SUBJECT_OPEN};
     use crate::testing::Person;
 
-    const OF: Mappable = Mappable { cpus: 4, ring_pages: 9, uid: 1001 };
+    const ALICE: Subject = Subject { container: 0x100, uid: 1001, kind: SUBJECT_OPEN };
+    const OF: Mappable =
+        Mappable { cpus: 4, ring_pages: 9, observer: Observer::new(0x100, 1001, 7, false) };
     const COUNTERS: Mapping =
-        Mapping { first_page: 0, pages: 5, is_shared: true, may_change: false, uid: 1001 };
+        Mapping { first_page: 0, pages: 5, is_shared: true, may_change: false };
     const RING: Mapping = Mapping { first_page: RING_FIRST_PAGE, pages: 9, ..COUNTERS };
 
     fn decide(wanted: Mapping, of: Mappable) -> Result<Mapped, Errno> {
-        may_map(&wanted, &of, &Person::new(false))
+        may_map(&wanted, &of, &ALICE, &Person::new(false))
     }
 
     #[test]
@@ -107,14 +109,19 @@ mod tests {
     }
 
     #[test]
-    fn another_user_needs_the_right_to_trace_for_vcpu_pages_only() {
-        let other = Mapping { uid: 1002, ..COUNTERS };
-        assert_eq!(decide(other, OF), Err(Errno::PERM));
-        assert_eq!(decide(Mapping { uid: 1002, ..RING }, OF), Ok(Mapped::Ring));
+    fn another_user_or_container_needs_the_right_to_trace_for_vcpu_pages_only() {
         let tracer = Person { ptrace: true, ..Person::new(false) };
-        assert_eq!(may_map(&other, &OF, &tracer), Ok(Mapped::Counters));
-        assert_eq!(tracer.questions(), 1);
-        assert_eq!(may_map(&COUNTERS, &OF, &tracer), Ok(Mapped::Counters));
-        assert_eq!(tracer.questions(), 1, "the kernel is asked only where it matters");
+        for (asked, other) in
+            (1..).zip([Subject { uid: 1002, ..ALICE }, Subject { container: 0x200, ..ALICE }])
+        {
+            let decide = |wanted, rights: &Person| may_map(wanted, &OF, &other, rights);
+            assert_eq!(decide(&COUNTERS, &Person::new(false)), Err(Errno::PERM), "{other:?}");
+            assert_eq!(decide(&RING, &Person::new(false)), Ok(Mapped::Ring), "{other:?}");
+            assert_eq!(decide(&COUNTERS, &tracer), Ok(Mapped::Counters), "{other:?}");
+            assert_eq!(tracer.questions(), asked);
+        }
+        let hidden = Subject { kind: SUBJECT_GUARDED, ..ALICE };
+        assert_eq!(may_map(&COUNTERS, &OF, &hidden, &tracer), Ok(Mapped::Counters));
+        assert_eq!(tracer.questions(), 2, "the kernel is asked only where it matters");
     }
 }

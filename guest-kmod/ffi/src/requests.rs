@@ -13,6 +13,7 @@ use shared_abi::requests::ARGUMENT_BYTES_MAX;
 
 use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep};
+use crate::shown::executing;
 use crate::{COUNTING, ThreadObject, from_return, to_return};
 
 unsafe extern "C" {
@@ -218,8 +219,8 @@ pub extern "C" fn perfctr_core_may_map(
     cpus: u32,
     ring_pages: u32,
 ) -> c_int {
-    let mappable = Mappable { cpus, ring_pages, uid: thread.user.observer.uid };
-    match may_map(wanted, &mappable, &Caller) {
+    let mappable = Mappable { cpus, ring_pages, observer: thread.user.observer };
+    match may_map(wanted, &mappable, &executing(), &Caller) {
         Ok(mapped) => (mapped == Mapped::Ring).into(),
         Err(errno) => errno.to_return(),
     }

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::wait::{WaitStatus, waitpid};
 use perfctr::{Event, Provider, Session};
 use shared_abi::limits::MAX_SLOTS;
@@ -53,6 +54,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         ("a program that hides from its user's others is not seen there", hidden_is_unseen),
         ("a mapping is no memory of the process", maps_take_no_memory),
         ("no reference to a page can be taken from a mapping", nothing_to_splice),
+        ("a descriptor is not mapped in another container", not_mapped_in_another_container),
     ];
     for (name, check) in checks {
         let outcome = as_user(NOBODY, *check).and_then(|()| until_threads(0));
@@ -202,4 +204,25 @@ fn not_mapped_by_another_user() -> Result<()> {
     });
     device::unlink(&device)?;
     outcome
+}
+
+/// Checks that the same user cannot map the descriptor in another container, since the page shows
+/// all threads of that user in the descriptor's.
+fn not_mapped_in_another_container() -> Result<()> {
+    let device = open_device()?;
+    device::create(&device, 0).context("cannot create")?;
+    let request = MapRequest::pages(device::pages(&device)?);
+    drop(map(&device, &request).context("in its own container")?);
+    let inside = || {
+        let refused = map(&device, &request).err();
+        ensure!(refused == Some(Errno::EPERM), "mapping ends so: {refused:?}");
+        device::read(&device).context("who has it may read it")?;
+        Ok(())
+    };
+    // Only in a namespace of users that it has made may a user make one of processes.
+    let enter = || {
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWPID)?;
+        Child::fork(inside)?.join()
+    };
+    Child::fork(enter)?.join()
 }
