@@ -9,7 +9,7 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 296
+#define PERFCTR_DRIVER_BYTES 304
 
 /*
  * Bytes of storage of a physical CPU.
@@ -225,6 +225,10 @@ struct perfctr_cpuid {
    * Leaf 0xA: EAX, EBX, ECX, EDX; zeroes if there is no such leaf.
    */
   uint32_t perfmon[4];
+  /*
+   * Leaf 0x23, sub-leaf 1: EAX, EBX; zeroes if there is no such leaf.
+   */
+  uint32_t perfmon_masks[2];
   /*
    * Leaf 0x80000022: EAX, EBX; zeroes if there is no such leaf.
    */

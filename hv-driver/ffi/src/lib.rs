@@ -30,7 +30,7 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 296;
+pub const DRIVER_BYTES: usize = 304;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 584;
 /// Bytes of storage of a vCPU with a page.

@@ -143,6 +143,11 @@ pub(crate) fn cpuid() -> Identity {
     if vendor.eax >= 0x1a {
         all.core_type = __cpuid(0x1a).eax;
     }
+    // Sub-leaf 0 says which others there are.
+    if vendor.eax >= 0x23 && __cpuid_count(0x23, 0).eax & 1 << 1 != 0 {
+        let leaf = __cpuid_count(0x23, 1);
+        all.perfmon_masks = [leaf.eax, leaf.ebx];
+    }
     if extended >= 0x8000_0001 {
         all.extended = __cpuid(0x8000_0001).ecx;
     }

@@ -11,6 +11,8 @@ pub struct Identity {
     pub signature: u32,
     /// Leaf 0xA: EAX, EBX, ECX, EDX; zeroes if there is no such leaf.
     pub perfmon: [u32; 4],
+    /// Leaf 0x23, sub-leaf 1: EAX, EBX; zeroes if there is no such leaf.
+    pub perfmon_masks: [u32; 2],
     /// Leaf 0x80000022: EAX, EBX; zeroes if there is no such leaf.
     pub perfmon_amd: [u32; 2],
     /// Leaf 1, EDX.
@@ -35,6 +37,7 @@ impl Identity {
         vendor: [0; 3],
         signature: 0,
         perfmon: [0; 4],
+        perfmon_masks: [0; 2],
         perfmon_amd: [0; 2],
         features: 0,
         structured: 0,

@@ -50,19 +50,26 @@ const STRUCTURED_TSX_FORCE_ABORT: u32 = 1 << 13;
 /// TSX_FORCE_ABORT: transactions abort, and the counter is free.
 const RTM_FORCE_ABORT: u64 = 1 << 0;
 
-/// SDM volume 2, CPUID leaf 0AH, and volume 3, 20.2.
+/// CPUID leaf 0AH, EAX: from this version on ECX is a mask of the fixed counters.
+const VERSION_WITH_FIXED_MASK: u32 = 5;
+
+/// SDM volume 2, CPUID leaves 0AH and 23H, and volume 3, 20.2.
 pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
-    let [eax, _, _, edx] = cpuid.perfmon;
+    let [eax, _, ecx, edx] = cpuid.perfmon;
+    let [general_mask, fixed_mask] = cpuid.perfmon_masks;
     let version = eax & 0xff;
     if version < 2 {
         return Err(Refusal::Version(version));
     }
     let general = ((eax >> 8) & 0xff).min(MAX_GENERAL as u32).min(free_of_tsx(cpuid));
+    let general = general.min(first_of(general_mask));
     if general == 0 {
         return Err(Refusal::NoCounters);
     }
     let general_width = width((eax >> 16) & 0xff)?;
+    let fixed_by_version = if version >= VERSION_WITH_FIXED_MASK { ecx } else { 0 };
     let fixed = (edx & 0x1f).min(MAX_FIXED as u32);
+    let fixed = fixed.min(first_of(fixed_by_version)).min(first_of(fixed_mask));
     let fixed_width = if fixed > 0 { width((edx >> 5) & 0xff)? } else { general_width };
     let full_width = cpuid.perf_capabilities & PERF_CAPABILITIES_FW_WRITE != 0;
     let caps = PmuCaps {
@@ -86,6 +93,11 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         ..REGISTERS
     };
     Ok((caps, registers))
+}
+
+/// Returns how many counters from the first on are all in the mask.  One of 0 says nothing.
+const fn first_of(mask: u32) -> u32 {
+    if mask == 0 { u32::MAX } else { mask.trailing_ones() }
 }
 
 /// The number of counters below the one that the microcode uses unless transactions are forced to
@@ -160,6 +172,34 @@ mod tests {
             assert_eq!((caps.general, caps.fixed), most);
             let wire = shared_abi::WireCaps::from(&caps);
             assert_eq!(PmuCaps::from_wire(&wire), Some(caps), "the guest understands it");
+        }
+    }
+
+    #[test]
+    fn counters_that_a_mask_does_not_name_and_those_after_them_are_not_used() {
+        let counters = |version: u32, ecx, perfmon_masks| {
+            // Eight general counters and four fixed ones, if no mask says otherwise.
+            let perfmon = [0x0730_0800 | version, 0, ecx, 0x604];
+            let (caps, registers) =
+                Identity { perfmon, perfmon_masks, ..NEHALEM }.pmu().map_err(|_| ())?;
+            assert_eq!(registers.fixed.is_some(), caps.fixed > 0);
+            Ok((caps.general, caps.fixed))
+        };
+        for (version, ecx, masks, expected) in [
+            (5, 0, [0, 0], Ok((8, 4))),
+            (5, 0xf, [0xff, 0xf], Ok((8, 4))),
+            (5, 0x3, [0, 0], Ok((8, 2))),
+            (5, 0xe, [0, 0], Ok((8, 0))),
+            // Before version 5 the register is reserved.
+            (4, 0x3, [0, 0], Ok((8, 4))),
+            (6, 0xf, [0xf7, 0xf], Ok((3, 4))),
+            (6, 0xf, [0xff, 0xb], Ok((8, 2))),
+            (6, 0x7, [0x3f, 0x1], Ok((6, 1))),
+            // There may be more than the number says, whose registers may be elsewhere.
+            (6, 0x77, [0x3ff, 0x77], Ok((8, 3))),
+            (6, 0xf, [0xfe, 0xf], Err(())),
+        ] {
+            assert_eq!(counters(version, ecx, masks), expected, "{ecx:#x}, {masks:#x?}");
         }
     }
 

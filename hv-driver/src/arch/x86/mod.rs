@@ -31,7 +31,7 @@ pub enum Refusal {
     Family(u32),
     /// Leaf 1 of CPUID gives another model than on the boot CPU.
     Model(u32),
-    /// Leaf 0xA of CPUID gives other counters than on the boot CPU.
+    /// CPUID gives other counters than on the boot CPU.
     Counters(u32),
     /// A register does not exist, or does not keep what is written to it.
     Register(u32),
@@ -184,7 +184,7 @@ impl Identity {
         if model(self) != model(other) {
             return Err(Refusal::Model(other.signature));
         }
-        let counters = |cpuid: &Self| (cpuid.perfmon, cpuid.perfmon_amd);
+        let counters = |cpuid: &Self| (cpuid.perfmon, cpuid.perfmon_masks, cpuid.perfmon_amd);
         if counters(self) != counters(other) || self.pmu()? != other.pmu()? {
             return Err(Refusal::Counters(other.perfmon[0]));
         }
