@@ -98,6 +98,11 @@ pub enum Request {
     HoldPerf(bool),
     /// [`Kvm::unplug`].
     Unplug,
+    /// [`Kvm::waits`].
+    Waits {
+        /// The vCPU.
+        vcpu: u32,
+    },
 }
 
 /// What the host's perf says when it is to count all of the host's CPUs, as `perf stat -a` has it.
@@ -133,6 +138,7 @@ impl Display for Request {
             Self::CountHost => write!(f, "count-host"),
             Self::HoldPerf(held) => write!(f, "hold-perf {}", u64::from(held)),
             Self::Unplug => write!(f, "unplug"),
+            Self::Waits { vcpu } => write!(f, "waits {vcpu}"),
         }
     }
 }
@@ -162,6 +168,7 @@ impl FromStr for Request {
             ("count-host", []) => Self::CountHost,
             ("hold-perf", &[held]) => Self::HoldPerf(held == 1),
             ("unplug", []) => Self::Unplug,
+            ("waits", &[vcpu]) => Self::Waits { vcpu: vcpu as u32 },
             _ => bail!("no request: {line}"),
         })
     }
@@ -329,6 +336,18 @@ impl Kvm {
         self.ask(Request::Unplug)?.try_into().map_err(|_| Refusal::EPROTO)
     }
 
+    /// Returns how often a vCPU's thread has waited on the host for anything but a CPU.
+    ///
+    /// # Errors
+    ///
+    /// There is no such vCPU.
+    pub fn waits(&self, vcpu: u32) -> Result<u64, Refusal> {
+        match self.ask(Request::Waits { vcpu })?[..] {
+            [waits] => Ok(waits),
+            _ => Err(Refusal::EPROTO),
+        }
+    }
+
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
         // A thread that has panicked has left nothing here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
@@ -427,6 +446,7 @@ mod tests {
             Request::CountHost,
             Request::HoldPerf(true),
             Request::Unplug,
+            Request::Waits { vcpu: 2 },
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

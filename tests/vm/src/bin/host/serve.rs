@@ -158,6 +158,7 @@ impl<'a> Server<'a> {
             Request::HoldPerf(true) => self.events = perf::open_all(&cpus()?)?,
             Request::HoldPerf(false) => self.events.clear(),
             Request::Unplug => return unplug(),
+            Request::Waits { vcpu } => return self.waits(vcpu),
             _ => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
@@ -174,6 +175,16 @@ impl<'a> Server<'a> {
         let mut times = numbers(&format!("/proc/{process}/task/{thread}/schedstat"))?;
         times.truncate(2);
         Ok(times)
+    }
+
+    /// Returns how often the vCPU's thread has waited for anything but a CPU.
+    fn waits(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
+        let (process, thread) = (self.guest.process(), self.thread(vcpu)?);
+        let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status"));
+        let status = status.map_err(|_| Refusal::ENOENT)?;
+        let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let waits = waits.and_then(|number| number.trim().parse().ok());
+        Ok(vec![waits.ok_or(Refusal::EPROTO)?])
     }
 
     fn preempt_often(&mut self, often: bool) -> Result<(), Refusal> {

@@ -29,6 +29,8 @@ use crate::counting::{CROSSED, Domain};
 
 /// The number of regions that each of the second guest's threads measures.
 const REGIONS: u64 = 500;
+/// How often a guest is refused that asks again and again.
+const REFUSALS: u64 = 500;
 /// The memory that each vCPU has pinned.
 const PAGE_KIB: u64 = 4;
 /// How long it may take until a vCPU counts.
@@ -125,7 +127,33 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     tally.check(name, equal(errors, vec![Some(libc::EBUSY); 2]));
     let name = "perf is exact while a guest is refused, and the watchdog runs";
     tally.check(name, equal(kvm.count_host(), PERFS));
+    let outcome = insists(kvm).map_err(|error| format!("{error:#}"));
+    tally.check("a guest that is refused keeps nobody busy by asking again", outcome);
     kvm.hold_perf(false)?;
+    Ok(())
+}
+
+/// Checks that a guest whose host's perf has the counters, and that asks for them as often as it
+/// can, has its host look after them once in a second. Whoever has it done waits for the worker
+/// that does it.
+fn insists(kvm: &Kvm) -> Result<()> {
+    let all = cpus()?;
+    let cpu = *all.first().context("there is no CPU")?;
+    run_on(SELF, &[cpu])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    let (start, before) = (Instant::now(), kvm.waits(cpu as u32)?);
+    for _ in 0..REFUSALS {
+        let started = session.start(&[Event::INSTRUCTIONS.user()]);
+        let errno = started.and_then(|()| session.read::<1>().map(drop)).err();
+        let errno = errno.and_then(|error| error.errno());
+        ensure!(errno == Some(libc::EBUSY), "{errno:?} in place of EBUSY");
+    }
+    let waits = kvm.waits(cpu as u32)? - before;
+    let seconds = start.elapsed().as_secs();
+    run_on(SELF, &all)?;
+    println!("{REFUSALS} refusals in {seconds} s: the vCPU's thread has waited {waits} times");
+    // It also waits while this program does so for its host's answers.
+    ensure!(waits < REFUSALS / 2 + seconds, "the vCPU's thread has waited {waits} times");
     Ok(())
 }
 
