@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Makes processes of other users, and gives them the device.
-#![expect(unsafe_code, reason = "fork, and prctl")]
+#![expect(unsafe_code, reason = "fork, prctl, and setxattr")]
 
+use std::ffi::CStr;
 use std::fs::{self, Permissions};
 use std::io::{PipeReader, Read, Write, pipe};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork, setgroups, setresgid, setresuid};
@@ -63,6 +65,23 @@ pub fn become_user(user: User) -> Result<()> {
 pub fn hide() -> Result<()> {
     // SAFETY: only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
+    Ok(())
+}
+
+/// Gives whoever executes a program a capability that users lack: to use ports below 1024.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn make_capable(program: &CStr) -> Result<()> {
+    /// The second layout, in which the capabilities are effective at once: the words of what is
+    /// permitted and of what is inherited (`struct vfs_cap_data`).
+    const CAPABILITY: [u32; 5] = [0x0200_0001, 1 << 10, 0, 0, 0];
+    let words = CAPABILITY.map(u32::to_le_bytes);
+    let (name, bytes) = (c"security.capability".as_ptr(), size_of_val(&words));
+    // SAFETY: the strings end with 0, and there are so many bytes.
+    let set = unsafe { libc::setxattr(program.as_ptr(), name, words.as_ptr().cast(), bytes, 0) };
+    Errno::result(set).with_context(|| format!("{program:?}"))?;
     Ok(())
 }
 

@@ -51,6 +51,8 @@ enum Role {
     },
     /// Executes a region, as a program with more rights than the user who executes it.
     Work,
+    /// Does so for the kernel, which starts it when a process aborts, and says where.
+    Collect,
     /// Reads all counters without permission.
     Rdpmc,
     /// Creates a tenant of Xen in which users do all this.
@@ -86,6 +88,10 @@ fn main() -> Result<ExitCode> {
     match options.role {
         Some(Role::Act { act, device, spare }) => tracee::act_as_program(act, device, spare),
         Some(Role::Work) => programs::work(),
+        Some(Role::Collect) => {
+            shown::collect()?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Some(Role::Rdpmc) => {
             policy::say_counters();
             return Ok(ExitCode::SUCCESS);

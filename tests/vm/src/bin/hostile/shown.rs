@@ -2,6 +2,7 @@
 //! Tests what a user sees, on the CPU where it counts, of programs that it may execute but not look
 //! into, and what a mapping of the device gives beyond reading it.
 
+use std::ffi::CString;
 use std::fs::{self, Permissions};
 use std::io::pipe;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -10,7 +11,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, sched_getcpu, unshare};
+use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
 use perfctr::{Event, Provider, Session};
 use shared_abi::limits::MAX_SLOTS;
@@ -20,7 +22,7 @@ use vm_tests::raw::open_device;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, hide};
+use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, hide, make_capable};
 
 use crate::Test;
 use crate::device::{self, USER, counting};
@@ -36,21 +38,41 @@ const SET_UID: &str = "/run/shown-set-uid";
 /// either.
 const UNREADABLE: &str = "/run/shown-unreadable";
 
+/// A program that has a capability of its own.
+const CAPABLE: &str = "/run/shown-capable";
+/// A program that the kernel starts for a process that aborts, and the file in which it says on
+/// which CPU it has executed.
+const HELPER: &str = "/run/shown-helper";
+const HELPED: &str = "/run/shown-helped";
+
+/// The files that say which program the kernel starts for who aborts, how many at a time, for which
+/// the others wait, and on which CPUs it starts programs.
+const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
+const CORE_PIPE_LIMIT: &str = "/proc/sys/kernel/core_pipe_limit";
+const KERNELS_CPUS: &str = "/sys/devices/virtual/workqueue/cpumask";
+
 /// Runs all checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
-    for (path, mode, group) in
-        [(SET_UID, 0o4755, 0), (UNREADABLE, 0o711, 0), (SET_GID, 0o2755, OTHER_GROUP)]
-    {
+    for (path, mode, group) in [
+        (SET_UID, 0o4755, 0),
+        (UNREADABLE, 0o711, 0),
+        (SET_GID, 0o2755, OTHER_GROUP),
+        (CAPABLE, 0o755, 0),
+        (HELPER, 0o755, 0),
+    ] {
         fs::copy("/proc/self/exe", path)?;
         chown(path, Some(0), Some(group))?;
         fs::set_permissions(path, Permissions::from_mode(mode))?;
     }
+    make_capable(&CString::new(CAPABLE)?)?;
     let checks: &[Test] = &[
         ("a program of one's own is counted where nobody interrupts it", own_is_seen),
         ("a set-uid program is not seen on the CPU where its user counts", || unseen(SET_UID)),
         ("a set-gid program is not seen there", || unseen(SET_GID)),
         ("an unreadable program is not seen there", || unseen(UNREADABLE)),
+        ("a program whose file has a capability is not seen there", || unseen(CAPABLE)),
+        ("a program of its user's in another container is not seen there", contained_is_unseen),
         ("a program that hides from its user's others is not seen there", hidden_is_unseen),
         ("a mapping is no memory of the process", maps_take_no_memory),
         ("no reference to a page can be taken from a mapping", nothing_to_splice),
@@ -61,6 +83,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     }
     let checks: &[Test] = &[
+        ("a program that the kernel starts is not seen where a user counts", helper_is_unseen),
         ("counters of root's end where root has another user execute", ends_with_another_user),
         ("a descriptor that root passes on is not mapped", not_mapped_by_another_user),
     ];
@@ -119,6 +142,80 @@ fn unseen(path: &'static str) -> Result<()> {
     let code = if path == SET_UID { 0 } else { 1 };
     let moved = most_moved(|| Err(Command::new(path).arg("work").exec().into()), code)?;
     ensure!(moved < PREPARATION_MAX, "{moved} events of the program are seen");
+    Ok(())
+}
+
+/// Only in a namespace of users that it has made may a user make one of processes.
+fn contained_is_unseen() -> Result<()> {
+    let work_inside = || {
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWPID)?;
+        Child::fork(|| {
+            SECRET.execute(&mut 0);
+            Ok(())
+        })?
+        .join()
+    };
+    let moved = most_moved(work_inside, 0)?;
+    ensure!(moved < PREPARATION_MAX, "{moved} events of the program are seen");
+    Ok(())
+}
+
+/// A file of the kernel's, which has another content as long as this lives.
+struct Changed {
+    path: &'static str,
+    before: String,
+}
+
+impl Changed {
+    fn new(path: &'static str, content: &str) -> Result<Self> {
+        let before = fs::read_to_string(path).context(path)?;
+        fs::write(path, content).context(path)?;
+        Ok(Self { path, before })
+    }
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        fs::write(self.path, &self.before).ok();
+    }
+}
+
+/// Does what the kernel starts this program for when a process aborts, and says where.
+pub fn collect() -> Result<()> {
+    SECRET.execute(&mut 0);
+    fs::write(HELPED, sched_getcpu()?.to_string()).context(HELPED)
+}
+
+/// A thread of the kernel becomes such a program without a switch. The process that aborts waits
+/// until the program has ended, on another CPU if there is one, because it would be switched to.
+fn helper_is_unseen() -> Result<()> {
+    let all = cpus()?;
+    let (cpu, other) = all.first().zip(all.last()).context("there is no CPU")?;
+    let contents = [
+        (CORE_PATTERN, format!("|{HELPER} collect")),
+        (CORE_PIPE_LIMIT, "1".to_owned()),
+        (KERNELS_CPUS, format!("{:x}", 1_u64 << cpu)),
+    ];
+    let changed = contents.map(|(path, content)| Changed::new(path, &content));
+    let changed = changed.into_iter().collect::<Result<Vec<_>>>()?;
+    let abort = || {
+        let aborted = Child::fork(|| {
+            run_on(SELF, &[*other])?;
+            Ok(raise(Signal::SIGABRT)?)
+        })?;
+        let status = waitpid(aborted.pid, None)?;
+        let by_signal = matches!(status, WaitStatus::Signaled(_, Signal::SIGABRT, _));
+        ensure!(by_signal, "the process ended so: {status:?}");
+        Ok(())
+    };
+    as_user(NOBODY, || {
+        let moved = most_moved(abort, 0)?;
+        ensure!(moved < PREPARATION_MAX, "{moved} events of the program are seen");
+        Ok(())
+    })?;
+    drop(changed);
+    let helped = fs::read_to_string(HELPED).context("the kernel has started no program")?;
+    ensure!(helped == cpu.to_string(), "the program has executed on CPU {helped}, not {cpu}");
     Ok(())
 }
 
