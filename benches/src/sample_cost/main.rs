@@ -30,11 +30,12 @@ const PERIOD: u64 = 100_003;
 const SAMPLES: u64 = 500;
 /// A period that is too long to end.
 const NEVER: u64 = 1 << 30;
-/// The number of times that two threads wait for each other. There are so many that what happens
-/// once does not matter.
+/// The number of times that two threads wait for each other in one attempt.
 const TURNS: u64 = 500;
-/// The number of times that they do so with counters, and without.
+/// The number of attempts with counters, and without.
 const ATTEMPTS: u64 = 24;
+/// The number of switches in a turn: one to the other thread, and one back.
+const SWITCHES_IN_TURN: u64 = 2;
 /// The number of system calls that do nothing.
 const CALLS: u64 = 20_000;
 /// The number of times that they do so before measuring.
@@ -206,8 +207,8 @@ fn switch_bystanders() -> Result<()> {
 }
 
 /// Does [`take_turns`] with two threads without counters, while the calling thread has counters.
-fn take_turns_beside(stack: Stack) -> Result<(Tally, u64)> {
-    let mut grown = (Tally::default(), 0);
+fn take_turns_beside(stack: Stack) -> Result<Vec<Tally>> {
+    let mut grown = Vec::new();
     stack(0, &mut || {
         // The third thread counts until it sleeps.
         sleep(module::UNWATCHED_AFTER);
@@ -236,47 +237,48 @@ fn switch_users() -> Result<()> {
 
 /// Measures what a switch costs of threads that take turns in this way, in addition to one of the
 /// threads `idle`, which have no counters, when nobody has counters.
-fn beside_idle(
-    idle: [Stack; 2],
-    mut take: impl FnMut() -> Result<(Tally, u64)>,
-) -> Result<PerTime> {
-    let each = |(grown, switches): (Tally, u64)| grown.per(switches);
-    least_with_and_without(|| take().map(each), || take_idle_turns(idle).map(each))
+fn beside_idle(idle: [Stack; 2], take: impl FnMut() -> Result<Vec<Tally>>) -> Result<PerTime> {
+    median_with_and_without(take, || take_idle_turns(idle))
 }
 
 /// Measures what a switch of two vCPUs of one CPU costs whose threads count, in addition to one
 /// when nobody has counters. Each is also a switch in the guest, to a vCPU's idle thread or from
 /// it.
 fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
-    // A turn consists of two switches.
-    let each = |(grown, _): (Tally, u64)| grown.per(2 * TURNS);
-    let cost = least_with_and_without(
-        || take_turns([stack; 2], 0).map(each),
-        || take_idle_turns([stack::nothing; 2]).map(each),
-    )?;
+    let cost = beside_idle([stack::nothing; 2], || take_turns([stack; 2], 0))?;
     let name = format!("a switch of vCPUs: {name}, counting");
     print(&name, "", &cost);
     Ok(())
 }
 
-/// Makes several attempts with counters, and as many without. Returns how much more the least of
-/// the former is than the least of the latter, for each number.
+/// Makes several attempts with counters, and as many without. Returns how much more a switch of the
+/// median turn of the former costs than one of the latter, for each number.
 ///
-/// A scheduler takes one of several ways, and keeps to it during an attempt. Xen's ways differ by
-/// 1,500 instructions. The least attempt of each side has the shortest way, so the ways cancel.
-fn least_with_and_without(
-    mut with: impl FnMut() -> Result<PerTime>,
-    mut without: impl FnMut() -> Result<PerTime>,
+/// Schedulers take one of several ways at each switch. Xen's ways differ by 1,500 instructions, and
+/// Linux's by some hundreds. Each has one that it takes in most turns.
+fn median_with_and_without(
+    mut with: impl FnMut() -> Result<Vec<Tally>>,
+    mut without: impl FnMut() -> Result<Vec<Tally>>,
 ) -> Result<PerTime> {
-    let mut least = [[f64::INFINITY; Tally::NUMBERS]; 2];
+    let mut turns = [Vec::new(), Vec::new()];
     for _ in 0..ATTEMPTS {
-        let found = [without()?, with()?];
-        for (least, found) in least.iter_mut().flatten().zip(found.into_iter().flatten()) {
-            *least = least.min(found);
-        }
+        turns[0].extend(without()?);
+        turns[1].extend(with()?);
     }
-    let [without, with] = least;
+    let [without, with] = turns.map(|turns| {
+        let each: Vec<PerTime> = turns.iter().map(|turn| turn.per(SWITCHES_IN_TURN)).collect();
+        median_of(&each)
+    });
     Ok(difference(&with, &without))
+}
+
+/// Returns the median of each number.
+fn median_of(all: &[PerTime]) -> PerTime {
+    std::array::from_fn(|number| {
+        let mut of_all: Vec<f64> = all.iter().map(|numbers| numbers[number]).collect();
+        of_all.sort_by(f64::total_cmp);
+        of_all[all.len() / 2]
+    })
 }
 
 /// Compares several times, and returns the median of each number. What the guest or the hypervisor
@@ -284,21 +286,14 @@ fn least_with_and_without(
 fn median(mut compare: impl FnMut() -> Result<PerTime>) -> Result<PerTime> {
     const COMPARISONS: usize = 7;
     let all = (0..COMPARISONS).map(|_| compare()).collect::<Result<Vec<_>>>()?;
-    Ok(std::array::from_fn(|number| {
-        let mut of_all: Vec<f64> = all.iter().map(|cost| cost[number]).collect();
-        of_all.sort_by(f64::total_cmp);
-        of_all[COMPARISONS / 2]
-    }))
+    Ok(median_of(&all))
 }
 
 /// Measures what a switch costs when nobody has counters, in addition to one in a kernel without
 /// the module.
 fn switch_beside_module() -> Result<()> {
-    let take = || {
-        let (grown, switches) = take_idle_turns([stack::nothing; 2])?;
-        Ok(grown.per(switches))
-    };
-    let cost = least_with_and_without(take, || {
+    let take = || take_idle_turns([stack::nothing; 2]);
+    let cost = median_with_and_without(take, || {
         module::unload_when_idle()?;
         let without = take()?;
         module::load()?;
@@ -309,14 +304,14 @@ fn switch_beside_module() -> Result<()> {
 }
 
 /// Does [`take_turns`] when nobody has had counters for a while.
-fn take_idle_turns(stacks: [Stack; 2]) -> Result<(Tally, u64)> {
+fn take_idle_turns(stacks: [Stack; 2]) -> Result<Vec<Tally>> {
     sleep(module::UNWATCHED_AFTER);
     take_turns(stacks, 0)
 }
 
 /// Has two threads take turns, each on a CPU of its own if there are two. Returns what the machine
-/// did, and the number of switches.
-fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
+/// did in each turn.
+fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<Vec<Tally>> {
     let ((mut ball, mut away), (mut back, mut home)) = (pipe()?, pipe()?);
     let all = cpus()?;
     let (first, last) = (all.first().copied().unwrap_or(0), all.last().copied().unwrap_or(0));
@@ -330,27 +325,29 @@ fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
                 }
             })
         });
-        let (mut grown, mut switches) = (Tally::default(), 0);
+        let (mut turns, mut switches) = (Vec::with_capacity(TURNS as usize), 0);
         run_on(SELF, &[first])?;
         here(period, &mut || {
-            let mut turns = |turns| {
-                for _ in 0..turns {
-                    away.write_all(&[0]).expect("the other thread reads");
-                    back.read_exact(&mut [0]).expect("the other thread writes");
-                }
+            let mut turn = || {
+                away.write_all(&[0]).expect("the other thread reads");
+                back.read_exact(&mut [0]).expect("the other thread writes");
             };
             // From then on the other thread counts, too.
-            turns(FIRST_TURNS);
+            (0..FIRST_TURNS).for_each(|_| turn());
             let first = context_switches();
-            let before = Tally::read();
-            turns(TURNS);
-            grown = Tally::read() - before;
+            for _ in 0..TURNS {
+                let before = Tally::read();
+                turn();
+                turns.push(Tally::read() - before);
+            }
             switches = context_switches() - first;
         })?;
         other.join().expect("no thread panics")?;
         run_on(SELF, &all)?;
-        ensure!(switches >= TURNS, "only {switches} switches");
-        Ok((grown, switches))
+        // Before the first turn and behind the last one there may be one that is not counted.
+        let expected = SWITCHES_IN_TURN * TURNS - 2;
+        ensure!(switches >= expected, "{switches} switches, at least {expected} expected");
+        Ok(turns)
     })
 }
 
