@@ -76,7 +76,8 @@ impl ExpectedInterrupts {
     }
 
     /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
-    /// Each overflow explains only one interrupt.
+    /// Each overflow explains only one interrupt.  If one interrupt is found to be that of several
+    /// overflows, another one may be on its way.
     pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
         let sign = |mask: u64| mask & !(mask >> 1);
         let overflowed = slots_of(self.armed.load(Relaxed))
@@ -86,6 +87,9 @@ impl ExpectedInterrupts {
             .fold(0, |mask, slot| mask | slot.bit());
         if overflowed != 0 {
             self.armed.fetch_and(!overflowed, Relaxed);
+            if overflowed.count_ones() > 1 {
+                self.expect_another(hardware.clock());
+            }
             return true;
         }
         let until = self.until_tsc.swap(0, Relaxed);
@@ -223,6 +227,18 @@ mod tests {
         for (after, expected) in [(ON_ITS_WAY_TICKS - 1, true), (ON_ITS_WAY_TICKS, false)] {
             let (expected_interrupts, hardware) = armed();
             expected_interrupts.expect_another(1_000);
+            hardware.tsc.set(1_000 + after);
+            let explained = [(); 2].map(|()| expected_interrupts.explains(&caps(), &hardware));
+            assert_eq!(explained, [expected, false], "{after} ticks later");
+        }
+    }
+
+    #[test]
+    fn overflows_that_one_interrupt_told_explain_one_more_for_a_while() {
+        for (after, expected) in [(ON_ITS_WAY_TICKS - 1, true), (ON_ITS_WAY_TICKS, false)] {
+            let (expected_interrupts, hardware) = armed();
+            hardware.counters.iter().for_each(|counter| counter.set(2));
+            assert!(expected_interrupts.explains(&caps(), &hardware));
             hardware.tsc.set(1_000 + after);
             let explained = [(); 2].map(|()| expected_interrupts.explains(&caps(), &hardware));
             assert_eq!(explained, [expected, false], "{after} ticks later");
