@@ -19,6 +19,7 @@ use shared_abi::caps::CAPS_ALL_EVENTS;
 
 use crate::accounts;
 use crate::events::{EventList, EventParser};
+use crate::examples;
 use crate::text::{harmless, print};
 
 /// The options of `perfctr domains`.
@@ -31,17 +32,20 @@ pub struct Options {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Lists a KVM host's virtual machines, and says which of them may count.
+    #[command(after_help = examples::DOMAINS_LIST)]
     List {
         /// Prints JSON.
         #[arg(long)]
         json: bool,
     },
     /// Lets a domain count.
+    #[command(after_help = examples::DOMAINS_ALLOW)]
     Allow {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
     },
     /// Forbids a domain to count; it stops at once.
+    #[command(after_help = examples::DOMAINS_FORBID)]
     Forbid {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
@@ -49,6 +53,7 @@ enum Action {
     /// Lets those virtual machines of a KVM host count whose names are the lines of a file.
     ///
     /// Empty lines and lines that begin with # are ignored.
+    #[command(after_help = examples::DOMAINS_APPLY)]
     Apply {
         /// The file.
         file: PathBuf,
@@ -62,6 +67,7 @@ enum Action {
     ///
     /// It counts until the command ends, or until it is interrupted. The domains need not be
     /// allowed to count, and do not notice it.
+    #[command(after_help = examples::DOMAINS_COUNTS)]
     Counts {
         /// The event.  `perfctr list` shows names.
         #[arg(
@@ -83,6 +89,7 @@ enum Action {
         command: Vec<OsString>,
     },
     /// Says what guests may use.
+    #[command(after_help = examples::DOMAINS_LIMITS)]
     Limits {
         /// Prints JSON.
         #[arg(long)]

@@ -15,6 +15,42 @@ Examples:
   perfctr domains counts -e instructions -- sleep 5
       Counts for five seconds what each virtual CPU of a Xen host executes.";
 
+pub const DOMAINS_ALLOW: &str = "\
+Examples:
+  perfctr domains allow web
+      Lets the virtual machine `web` count.
+  perfctr domains allow 3
+      Lets domain 3 of a Xen host count.";
+
+pub const DOMAINS_APPLY: &str = "\
+Examples:
+  perfctr domains apply /etc/perfctr/domains
+      Lets those virtual machines of a KVM host count that the file names.
+  perfctr domains apply --every 5 /etc/perfctr/domains
+      Looks every five seconds for machines that have started, or that are new in the file.";
+
+pub const DOMAINS_COUNTS: &str = "\
+Examples:
+  perfctr domains counts -e instructions -- sleep 5
+      Counts for five seconds what each virtual CPU of a Xen host executes.
+  perfctr domains counts --json
+      Counts until an interrupt, and prints the counts as JSON.";
+
+pub const DOMAINS_FORBID: &str = "\
+Examples:
+  perfctr domains forbid web
+      Stops the virtual machine `web` counting.";
+
+pub const DOMAINS_LIMITS: &str = "\
+Examples:
+  perfctr domains limits
+      Says how many counters guests have, and which events they may count.";
+
+pub const DOMAINS_LIST: &str = "\
+Examples:
+  perfctr domains list
+      Lists the virtual machines of a KVM host, and which of them may count.";
+
 pub const EXPORT: &str = "\
 Examples:
   perfctr export -p 1234

@@ -40,19 +40,25 @@ fn write(directory: &Path, command: Command) -> Result<()> {
 
 /// Writes the pages. What the help says below the options has sections of its own there.
 fn man_pages(command: &Command, directory: &Path) -> io::Result<()> {
-    let without = |command: Command| command.after_help(Resettable::Reset);
-    clap_mangen::generate_to(without(command.clone()).mut_subcommands(without), directory)?;
+    clap_mangen::generate_to(without_end(command.clone()), directory)?;
     let status = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let add = |page: &str, examples: &str| {
-        let mut file = File::options().append(true).open(directory.join(page))?;
-        file.write_all(&sections(&status, examples))
-    };
-    add("perfctr.1", "")?;
-    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
-        let examples = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
-        add(&format!("perfctr-{}.1", verb.get_name()), &examples)?;
-    }
-    Ok(())
+    add_sections(command, "perfctr", &status, directory)
+}
+
+/// Returns the command, and all its verbs, without what the help says below the options.
+fn without_end(command: Command) -> Command {
+    command.after_help(Resettable::Reset).mut_subcommands(without_end)
+}
+
+/// Adds the sections to the page of this command and to those of its verbs.
+fn add_sections(command: &Command, name: &str, status: &str, directory: &Path) -> io::Result<()> {
+    let end = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let examples = end.strip_prefix("Examples:\n").unwrap_or_default();
+    let mut page = File::options().append(true).open(directory.join(format!("{name}.1")))?;
+    page.write_all(&sections(status, examples))?;
+    command.get_subcommands().filter(|verb| !verb.is_hide_set()).try_for_each(|verb| {
+        add_sections(verb, &format!("{name}-{}", verb.get_name()), status, directory)
+    })
 }
 
 /// Returns the sections of the exit status and of the examples, if there are any, in the language
@@ -62,7 +68,7 @@ fn sections(status: &str, examples: &str) -> Vec<u8> {
     roff.control("SH", ["EXIT STATUS"]);
     let (_, status) = status.split_once(": ").unwrap_or_default();
     roff.text([roman(capital(&status.replace('\n', " ")))]);
-    let mut lines = examples.lines().skip(1).map(str::trim).peekable();
+    let mut lines = examples.lines().map(str::trim).peekable();
     if lines.peek().is_some() {
         roff.control("SH", ["EXAMPLES"]);
     }
@@ -86,20 +92,33 @@ mod tests {
 
     use super::*;
 
+    /// Returns all verbs and their verbs, each with the words that one writes behind `perfctr`.
+    fn verbs() -> Vec<(Vec<String>, Command)> {
+        fn below(words: &[String], command: &Command, all: &mut Vec<(Vec<String>, Command)>) {
+            for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+                let words = [words, &[verb.get_name().to_owned()]].concat();
+                below(&words, verb, all);
+                all.push((words, verb.clone()));
+            }
+        }
+        let mut all = Vec::new();
+        below(&[], &crate::Options::command(), &mut all);
+        all
+    }
+
     #[test]
     fn every_verb_and_option_has_a_page_and_is_completed() {
         let directory = std::env::temp_dir().join(format!("perfctr-generate-{}", process::id()));
         write(&directory, crate::Options::command()).unwrap();
-        let command = crate::Options::command();
-        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
-            let page = directory.join(format!("man1/perfctr-{}.1", verb.get_name()));
+        for (words, verb) in verbs() {
+            let page = directory.join(format!("man1/perfctr-{}.1", words.join("-")));
             let text = fs::read_to_string(page).unwrap().replace("\\-", "-");
             for part in ["EXAMPLES", "EXIT STATUS", "\\fBperfctr ", "127 if there is no such"] {
-                assert!(text.contains(part), "{}: {part}", verb.get_name());
+                assert!(text.contains(part), "{words:?}: {part}");
             }
             assert!(!text.contains("EXTRA"), "{text}");
             for option in verb.get_arguments().filter_map(|argument| argument.get_long()) {
-                assert!(text.contains(&format!("--{option}")), "{}: {option}", verb.get_name());
+                assert!(text.contains(&format!("--{option}")), "{words:?}: {option}");
             }
         }
         let page = fs::read_to_string(directory.join("man1/perfctr.1")).unwrap();
@@ -123,15 +142,17 @@ mod tests {
 
     #[test]
     fn each_example_is_a_command_line_and_a_sentence() {
-        let command = crate::Options::command();
-        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
-            let text = verb.get_after_help().unwrap().to_string();
+        for (names, verb) in verbs() {
+            let text = verb.get_after_help().unwrap_or_else(|| panic!("{names:?}")).to_string();
             let lines: Vec<&str> = text.lines().collect();
             assert_eq!(lines[0], "Examples:");
             assert!(lines.len() > 1 && lines.len() % 2 == 1, "{text}");
             for pair in lines[1..].chunks(2) {
                 let words = pair[0].split_whitespace();
-                assert_eq!(words.clone().nth(1), Some(verb.get_name()), "{pair:?}");
+                assert!(
+                    words.clone().skip(1).zip(&names).all(|(word, name)| word == name),
+                    "{pair:?}"
+                );
                 crate::Options::try_parse_from(words).unwrap();
                 assert!(pair[1].starts_with("      ") && pair[1].ends_with('.'), "{pair:?}");
             }
