@@ -37,7 +37,7 @@ pub struct Row {
 
 impl Row {
     fn new(account: &HostAccount, names: &Names) -> Self {
-        let HostAccount { domain, vcpu, sum, divided } = *account;
+        let HostAccount { domain, vcpu, sum, divided, .. } = *account;
         let is_idle = domain == IDLE_DOMAIN;
         let name = || names.get(&domain).cloned().unwrap_or_default();
         Self {
@@ -177,8 +177,12 @@ mod tests {
     use super::*;
 
     fn account(domain: u32, vcpu: u32, divided: bool) -> HostAccount {
-        let divided = divided.then_some(Divided { executed: 1_234_567, hypervisor: 890 });
-        HostAccount { domain, vcpu, sum: 1_235_457, divided }
+        let mut parts = Divided::default();
+        (parts.executed, parts.hypervisor) = (1_234_567, 890);
+        let mut account = HostAccount::default();
+        (account.domain, account.vcpu) = (domain, vcpu);
+        (account.sum, account.divided) = (1_235_457, divided.then_some(parts));
+        account
     }
 
     fn rows() -> Vec<Row> {

@@ -220,6 +220,7 @@ impl Modules {
                 Mode::User => place(format!("[user mode of domain {domain}]")),
                 Mode::ForKernel => place(format!("[Xen for {}", &kernel_of(domain)[1..])),
                 Mode::ForUser => place(format!("[Xen for user mode of domain {domain}]")),
+                other => place(format!("[{other:?} of domain {domain}]")),
             };
             if let (Mode::Kernel | Mode::ForKernel, Some(own)) = (mode, self.kernels.get(&domain)) {
                 module.symbols = own.functions(&addresses);
@@ -234,9 +235,9 @@ impl Modules {
 /// Returns the layer that executes in a mode.
 fn layer_of(mode: Mode) -> Layer {
     match mode {
-        Mode::Hypervisor | Mode::ForKernel | Mode::ForUser => Layer::Hypervisor,
         Mode::Kernel => Layer::Kernel,
         Mode::User => Layer::User,
+        _ => Layer::Hypervisor,
     }
 }
 
@@ -255,4 +256,4 @@ pub fn only(events: &[Event]) -> Result<Event> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
+// What is public may grow: who uses it neither makes it field by field nor lists all variants.
+#![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 #![cfg_attr(not(feature = "std"), no_std)]
 
 // Everything that has an operating system beneath it.

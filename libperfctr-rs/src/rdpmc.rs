@@ -57,6 +57,7 @@ macro_rules! continues_at {
 /// [`counter`](Counters::counter) then returns 0, and [`counter_under`](Counters::counter_under)
 /// makes its stamp invalid; elsewhere SIGSEGV ends the process.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "it is written by its name")]
 pub struct Hardware;
 
 impl Counters for Hardware {

@@ -21,6 +21,7 @@ use crate::provider::types::{Description, Notification, Provider, Taken};
 /// The difference of two, `later - earlier`, is what the thread did in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Reading<const N: usize> {
     /// How long the thread has executed, unit: ticks of [`Description::tsc_khz`].  With
     /// [`Provider::Tsc`] it is the TSC itself, which also goes on while the thread does not
@@ -62,6 +63,7 @@ impl<const N: usize> Sub for Reading<N> {
 /// The fields and the difference of two are those of a [`Reading`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Counts<const N: usize> {
     /// The counts, see [`Reading::counts`].
     #[cfg_attr(feature = "serde", serde(with = "list"))]

@@ -2,8 +2,11 @@
 
 use super::*;
 
-fn sample(mode: Mode, domain: u32, cpu: u32, ip: u64) -> HostSample {
-    HostSample { tsc: 0, ip, mode, domain, vcpu: 1, cpu }
+pub(crate) fn sample(mode: Mode, domain: u32, cpu: u32, ip: u64) -> HostSample {
+    let mut sample = HostSample::default();
+    (sample.mode, sample.domain, sample.vcpu) = (mode, domain, 1);
+    (sample.cpu, sample.ip) = (cpu, ip);
+    sample
 }
 
 fn hypervisor() -> Hypervisor {
@@ -17,7 +20,7 @@ fn profile() -> Profile {
 #[test]
 fn samples_of_a_domain_are_told_apart_by_mode_and_cpu() {
     let mut collector = Collector::new(hypervisor(), profile());
-    for (n, sample) in [
+    for (n, mut sample) in [
         sample(Mode::Hypervisor, 0, 0, 0x10),
         sample(Mode::Kernel, 3, 0, 0x20),
         sample(Mode::Hypervisor, 3, 1, 0x10),
@@ -26,11 +29,11 @@ fn samples_of_a_domain_are_told_apart_by_mode_and_cpu() {
         sample(Mode::Hypervisor, 0, 1, 0x10),
         sample(Mode::Hypervisor, IDLE_DOMAIN, 1, 0x10),
     ]
-    .iter()
+    .into_iter()
     .enumerate()
     {
-        let tsc = collector.clock.tsc + n as u64;
-        collector.add(&HostSample { tsc, ..*sample });
+        sample.tsc = collector.clock.tsc + n as u64;
+        collector.add(&sample);
     }
     let expected = [(Mode::Hypervisor, 0), (Mode::Kernel, 3), (Mode::User, 3)];
     assert_eq!(collector.modules.found, expected);

@@ -185,11 +185,12 @@ impl<S: Source> Screen for View<S> {
 
 #[cfg(test)]
 mod tests {
-    use perfctr::host::{HostSample, Mode};
+    use perfctr::host::Mode;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     use super::*;
+    use crate::host::tests::sample;
     use crate::profile::{Frame, Samples};
 
     fn view() -> View<Collector> {
@@ -199,7 +200,7 @@ mod tests {
 
     /// Adds so many samples of a domain.
     fn add(view: &mut View<Collector>, domain: u32, mode: Mode, samples: u32) {
-        let sample = HostSample { tsc: 0, ip: 0x20, mode, domain, vcpu: 0, cpu: domain % 2 };
+        let sample = sample(mode, domain, domain % 2, 0x20);
         (0..samples).for_each(|_| view.source.add(&sample));
         view.update().unwrap();
     }
@@ -277,8 +278,7 @@ mod tests {
         };
         let none = shown(&view);
         assert!(none[0].starts_with("0 samples of 0 vCPUs"), "{none:?}");
-        let sample = |mode, domain| HostSample { tsc: 0, ip: 7, mode, domain, vcpu: 0, cpu: 1 };
-        view.source.add(&sample(Mode::User, 3));
+        view.source.add(&sample(Mode::User, 3, 1, 7));
         add(&mut view, 4, Mode::Kernel, 3);
         let lines = shown(&view);
         let starts = [

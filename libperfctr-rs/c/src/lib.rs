@@ -322,7 +322,7 @@ fn unverified(flags: u32) -> Result<bool, Failure> {
 impl Snapshot {
     #[inline(always)]
     fn of(open: &Open, reading: &FullReading) -> Self {
-        let &FullReading { tsc, counts, retries, direct } = reading;
+        let &FullReading { tsc, counts, retries, direct, .. } = reading;
         Self {
             clock: tsc,
             counts,
@@ -341,8 +341,10 @@ impl Snapshot {
             let text = format!("a reading of {found} events found, of {expected} expected");
             return Err(Failure::argument(&text));
         }
-        let Self { clock, counts, retries, direct, .. } = self;
-        Ok(FullReading { tsc: clock, counts, retries, direct: direct == 1 })
+        let mut reading = FullReading::default();
+        (reading.tsc, reading.counts) = (self.clock, self.counts);
+        (reading.retries, reading.direct) = (self.retries, self.direct == 1);
+        Ok(reading)
     }
 }
 

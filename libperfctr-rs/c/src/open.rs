@@ -117,19 +117,21 @@ impl Open {
     /// Reads all counters.
     #[inline(always)]
     pub fn read(&self) -> Result<FullReading, Failure> {
-        let mut counts = [0; MAX_COUNTERS];
+        let mut reading = FullReading::default();
         let perfctr::Reading { tsc, retries, direct, .. } =
-            self.session.read_into(self.used(&mut counts))?;
-        Ok(FullReading { tsc, counts, retries, direct })
+            self.session.read_into(self.used(&mut reading.counts))?;
+        (reading.tsc, reading.retries, reading.direct) = (tsc, retries, direct);
+        Ok(reading)
     }
 
     /// Counts what the first closure does, without what is counted of the second, which does
     /// nothing. The result's clock is 0.
     pub fn measure(&self, body_and_nothing: [&mut dyn FnMut(); 2]) -> Result<FullReading, Failure> {
-        let mut counts = [0; MAX_COUNTERS];
+        let mut reading = FullReading::default();
         let perfctr::Counts { retries, direct, .. } =
-            self.session.measure(body_and_nothing, self.used(&mut counts))?;
-        Ok(FullReading { tsc: 0, counts, retries, direct })
+            self.session.measure(body_and_nothing, self.used(&mut reading.counts))?;
+        (reading.retries, reading.direct) = (retries, direct);
+        Ok(reading)
     }
 
     #[inline(always)]

@@ -17,7 +17,8 @@ use crate::event::Event;
 const MINOR: u32 = 5;
 
 /// What a virtual CPU has executed, and what the hypervisor has executed meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Divided {
     /// The vCPU's own events, in its kernel and in its user mode.
     pub executed: u64,
@@ -27,7 +28,8 @@ pub struct Divided {
 }
 
 /// The events of a virtual CPU since the accounting began, or since the vCPU was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostAccount {
     /// The number of its domain, such as [`IDLE_DOMAIN`](super::IDLE_DOMAIN).
     pub domain: u32,

@@ -25,9 +25,11 @@ const CPUS_MAX: u32 = 4096;
 const READS_MAX: usize = 4096 / SAMPLES_MAX + 1;
 
 /// Who executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Mode {
     /// The hypervisor.
+    #[default]
     Hypervisor,
     /// A domain's kernel.
     Kernel,
@@ -43,6 +45,7 @@ pub enum Mode {
 
 /// What the samples of the hypervisor say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Places {
     /// Where the hypervisor was.
     #[default]
@@ -52,7 +55,8 @@ pub enum Places {
 }
 
 /// Where a physical CPU was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostSample {
     /// The host's time-stamp counter.
     pub tsc: u64,

@@ -16,7 +16,8 @@ const XENPF_GET_SYMBOL: u32 = 63;
 const SYMBOLS_MAX: usize = 1 << 20;
 
 /// A function of Xen's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Symbol {
     /// Its first instruction.
     pub address: u64,

@@ -184,12 +184,11 @@ pub fn measure_into<const N: usize>(
     let opening = read_into(session, &mut warm)?;
     region.execute(store);
     let closing = read_into(session, fresh)?;
-    Ok(Reading {
-        tsc: closing.tsc - opening.tsc,
-        counts: std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n])),
-        retries: closing.retries,
-        direct: true,
-    })
+    let mut reading = Reading::default();
+    reading.tsc = closing.tsc - opening.tsc;
+    reading.counts = std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n]));
+    (reading.retries, reading.direct) = (closing.retries, true);
+    Ok(reading)
 }
 
 /// Reads and stores. This is the one copy of that code.
@@ -254,8 +253,10 @@ pub fn measure_read<const N: usize>(session: &Session) -> Result<Reading<N>, Err
 pub fn measure_counts<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
     let opening = session.counts::<N>()?;
     let closing = session.counts::<N>()?;
-    let Counts { counts, retries, direct } = closing - opening;
-    Ok(Reading { tsc: 0, counts, retries, direct })
+    let mut reading = Reading::default();
+    let Counts { counts, retries, direct, .. } = closing - opening;
+    (reading.counts, reading.retries, reading.direct) = (counts, retries, direct);
+    Ok(reading)
 }
 
 /// Memory whose next page the guest has not mapped yet.
