@@ -8,6 +8,7 @@ mod open;
 mod status;
 
 use std::ffi::{CStr, c_char, c_void};
+use std::mem::offset_of;
 
 use perfctr::Provider;
 use shared_abi::limits::MAX_COUNTERS;
@@ -65,6 +66,17 @@ pub struct Snapshot {
     /// Always 0.
     pub reserved: u32,
 }
+
+// Programs that were compiled with an earlier header rely on this.
+const _: () = {
+    assert!(size_of::<Snapshot>() == 168);
+    assert!(offset_of!(Snapshot, clock) == 0);
+    assert!(offset_of!(Snapshot, counts) == 8);
+    assert!(offset_of!(Snapshot, events) == 152);
+    assert!(offset_of!(Snapshot, retries) == 156);
+    assert!(offset_of!(Snapshot, direct) == 160);
+    assert!(offset_of!(Snapshot, reserved) == 164);
+};
 
 /// What a handle counts with.
 #[derive(Clone, Copy, Debug)]

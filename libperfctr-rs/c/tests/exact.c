@@ -15,6 +15,19 @@
 #define ROUNDS 300
 #define COST_MAX 300u
 
+/* Programs that were compiled with an earlier header rely on this. */
+#define AT(member, offset)                                                   \
+	_Static_assert(offsetof(struct perfctr_reading, member) == (offset), \
+		       #member)
+
+AT(clock, 0);
+AT(counts, 8);
+AT(events, 152);
+AT(retries, 156);
+AT(direct, 160);
+AT(reserved, 164);
+_Static_assert(sizeof(struct perfctr_reading) == 168, "perfctr_reading");
+
 KNOWN_LOOP;
 
 static void nothing(void *argument)
