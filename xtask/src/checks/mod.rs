@@ -54,7 +54,7 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "documentation",
         pace: Slow,
-        run: || cargo(&["doc", "--quiet", "--workspace", "--no-deps"]),
+        run: || cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--all-features"]),
     },
     Check { name: "library elsewhere", pace: Slow, run: elsewhere },
     Check { name: "packages of crates", pace: Slow, run: publishable },

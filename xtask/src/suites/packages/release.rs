@@ -9,9 +9,8 @@ use crate::artefacts::packages::VERSION;
 use crate::artefacts::rustobj::{self, Purpose};
 use crate::artefacts::{debian, source, xen};
 use crate::suites::report::Report;
+use crate::tools::cache;
 use crate::tools::chroot::Chroot;
-use crate::tools::sh;
-use crate::tools::{cache, toolchain};
 
 /// The directory in the system that builds with Debian's sources of Xen, in the form of a mirror.
 const MIRROR: &str = "/srv/mirror";
@@ -29,7 +28,6 @@ echo 'deb [trusted=yes] file:/srv/mirror bookworm main' > /etc/apt/sources.list
 /// Runs the tests, which are for the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
     report.test("a copy of the sources elsewhere gives the same Rust objects", same_objects);
-    report.test("the library's crates can be published", publishable);
     report.test("the archive of the sources is the same when it is made again", same_archive);
     report.test("it is built without a network, by Debian's packages alone", offline);
     Ok(())
@@ -50,14 +48,6 @@ fn same_objects() -> Result<()> {
         ensure!(fs::read(here)? == fs::read(there)?, "{} differs", there.display());
     }
     Ok(fs::remove_dir_all(copy)?)
-}
-
-/// Checks that each crate as cargo would upload it compiles on its own.
-fn publishable() -> Result<()> {
-    let mut cargo = toolchain::cargo();
-    cargo.args(["publish", "--dry-run", "--allow-dirty", "--locked"]);
-    cargo.args(["-p", "shared-abi", "-p", "libperfctr-rs"]).current_dir(sh::project());
-    sh::output(&mut cargo).map(drop)
 }
 
 /// Makes the archive twice. Both must be the same, byte by byte.
