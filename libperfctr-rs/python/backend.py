@@ -12,13 +12,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 NAME = "perfctr"
 VERSION = re.search('^__version__ = "(.*)"$', (HERE / NAME / "__init__.py").read_text(), re.M)[1]
 INFO = f"{NAME}-{VERSION}.dist-info"
-METADATA = f"""Metadata-Version: 2.1
+LICENCES = ("LICENSE-MIT", "LICENSE-GPL-2.0")
+METADATA = f"""Metadata-Version: 2.4
 Name: {NAME}
 Version: {VERSION}
 Summary: Exact counts of what a thread executes
-License: MIT OR GPL-2.0-only
+License-Expression: MIT OR GPL-2.0-only
 Requires-Python: >=3.9
-"""
+""" + "".join(f"License-File: {name}\n" for name in LICENCES)
 WHEEL = "Wheel-Version: 1.0\nGenerator: perfctr\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 ENTRY_POINTS = "[pytest11]\nperfctr = perfctr.pytest_plugin\n"
 #: The earliest time that an archive can have, so that the same sources give the same wheel.
@@ -36,6 +37,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         ("entry_points.txt", ENTRY_POINTS),
     ):
         files[f"{INFO}/{name}"] = text.encode()
+    for name in LICENCES:
+        files[f"{INFO}/licenses/{name}"] = (HERE.parent / name).read_bytes()
     record = ""
     for name, content in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -376,14 +376,19 @@ class Wheel(unittest.TestCase):
         self.assertIsNotNone(wheel, "PERFCTR_WHEEL has the wheel's path")
         modules = {f"perfctr/{path.name}": path for path in PACKAGE.glob("perfctr/*.py")}
         info = f"perfctr-{perfctr.__version__}.dist-info/"
-        expected = [info + name for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")]
+        licences = [f"licenses/LICENSE-{name}" for name in ("MIT", "GPL-2.0")]
+        expected = ["METADATA", "WHEEL", "entry_points.txt", *licences, "RECORD"]
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
-            self.assertEqual(names, sorted(modules) + expected)
+            self.assertEqual(names, sorted(modules) + [info + name for name in expected])
             for name, path in modules.items():
                 self.assertEqual(archive.read(name), path.read_bytes())
             plug_in = archive.read(info + "entry_points.txt").decode()
             self.assertIn("perfctr = perfctr.pytest_plugin", plug_in)
+            metadata = archive.read(info + "METADATA").decode()
+            for path in licences:
+                self.assertIn(f"License-File: {path.split('/')[1]}\n", metadata)
+                self.assertGreater(archive.getinfo(info + path).file_size, 1000)
             recorded = archive.read(info + "RECORD").decode().splitlines()
             self.assertEqual([line.split(",")[0] for line in recorded], names)
 

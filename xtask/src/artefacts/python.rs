@@ -28,15 +28,20 @@ pub fn wheel(dir: &Path) -> Result<PathBuf> {
 }
 
 /// Moves what is in a wheel into the directory where Debian's Python looks for modules. The wheel's
-/// own list of files is left out, since only pip reads it.
+/// own list of files is left out, since only pip reads it, and the licences, which a package of
+/// Debian has in its list of copyrights.
 pub fn unpack(wheel: &Path, modules: &Path) -> Result<()> {
     fs::create_dir_all(modules)?;
     sh::output(command(&["-m", "zipfile", "-e"]).args([wheel, modules]))?;
     fs::remove_file(wheel)?;
     for entry in fs::read_dir(modules)? {
-        let list = entry?.path().join("RECORD");
+        let entry = entry?;
+        let (list, licences) = (entry.path().join("RECORD"), entry.path().join("licenses"));
         if list.exists() {
             fs::remove_file(list)?;
+        }
+        if licences.exists() {
+            fs::remove_dir_all(licences)?;
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ mod tidy;
 use std::fs;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
@@ -95,13 +95,26 @@ fn elsewhere() -> Result<()> {
     check(toolchain::cargo_for_bare_metal()?, BARE_TARGET, &["--no-default-features"])
 }
 
-/// Checks that each crate that is published can be built from its package.
+/// The crates that are published.
+const PUBLISHED: [&str; 2] = ["shared-abi", "libperfctr-rs"];
+
+/// Checks that the package of each crate that is published has its licences, and that the crate can
+/// be built from its package.
 fn publishable() -> Result<()> {
+    for name in PUBLISHED {
+        let mut list = toolchain::cargo();
+        list.args(["package", "--list", "--allow-dirty", "--package", name]);
+        let files = sh::output(list.current_dir(sh::project()))?;
+        for licence in ["LICENSE-MIT", "LICENSE-GPL-2.0"] {
+            let has = files.lines().any(|file| file == licence);
+            ensure!(has, "the package of {name} lacks {licence}, which {name}/{licence} links to");
+        }
+    }
     // Cargo keeps what it has unpacked by version, and by the directory that it has packed it in.
     let packed = sh::project().join(format!("target/publish-{}", std::process::id()));
     let mut cargo = toolchain::cargo();
-    cargo.args(["publish", "--quiet", "--dry-run", "--allow-dirty"]);
-    cargo.args(["--package", "shared-abi", "--package", "libperfctr-rs"]);
+    cargo.args(["publish", "--quiet", "--dry-run", "--allow-dirty", "--locked"]);
+    cargo.args(PUBLISHED.iter().flat_map(|name| ["--package", name]));
     cargo.current_dir(sh::project()).env("CARGO_TARGET_DIR", &packed);
     let published = sh::run(&mut cargo);
     fs::remove_dir_all(&packed)?;
