@@ -2,6 +2,7 @@
 """Exact counts of what a thread executes, by libperfctr-counts."""
 
 import functools
+import inspect
 import threading
 
 from ._library import Counters, Error, Reading
@@ -10,6 +11,12 @@ __all__ = ["Counters", "Counts", "Error", "Reading", "count", "counted"]
 __version__ = "0.1.0"
 
 _thread = threading.local()
+#: The kinds of functions whose call executes nothing of their body.
+_SUSPENDED = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 
 
 class Counts(dict):
@@ -68,9 +75,20 @@ class count:
                 self._counters.close()
 
 def counted(*events):
-    """Count each call of a function. Its attribute `spent` has the counts of the last call."""
+    """Count each call of a function. Its attribute `spent` has the counts of the last call.
+
+    Coroutine and generator functions are refused: a call only makes an object, and what the object
+    executes later, other calls execute in between.
+    """
 
     def decorate(function):
+        if any(kind(function) for kind in _SUSPENDED):
+            raise TypeError(
+                f"{function!r} is a coroutine or generator function, expected one that "
+                "ends when it returns; count what it calls, or a block without await and yield by "
+                "`with perfctr.count()`"
+            )
+
         @functools.wraps(function)
         def call(*args, **kwargs):
             with count(*events) as spent:

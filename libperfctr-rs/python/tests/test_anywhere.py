@@ -2,6 +2,7 @@
 """What needs no counters: messages, baselines, blocks, the plug-in, the book, and the wheel."""
 
 import ctypes
+import functools
 import json
 import os
 import pathlib
@@ -182,6 +183,21 @@ class Blocks(unittest.TestCase):
         for instructions in (5, 7):
             self.assertEqual(executes(instructions, then="done"), "done")
             self.assertEqual(executes.spent, {"instructions:u": 100 + instructions})
+
+    def test_functions_whose_call_executes_nothing_of_them_are_refused(self):
+        async def waits():
+            pass
+
+        def yields():
+            yield 1
+
+        async def does_both():
+            yield 1
+
+        for function in (waits, yields, does_both, functools.partial(waits)):
+            with self.subTest(function=function), self.assertRaises(TypeError) as caught:
+                perfctr.counted("instructions:u")(function)
+            self.assertIn("count what it calls, or a block without await", str(caught.exception))
 
 
 class RunsPytest(unittest.TestCase):
