@@ -10,11 +10,12 @@ use anyhow::{Result, ensure};
 use perfctr::host::{Divided, Host, HostAccount, HostAccounts, IDLE_DOMAIN};
 use perfctr::{Error, Event};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target};
 use crate::stat::grouped;
-use crate::text::{harmless, print};
+use crate::text::{self, harmless, print};
 
 /// The accounts are read at least so often. The driver ends them after ten seconds.
 const RENEW: Duration = Duration::from_secs(2);
@@ -140,18 +141,9 @@ impl Beside for Counting<'_> {
     }
 }
 
-/// The document that `--json` prints.
-#[derive(Debug, Serialize)]
-struct Document<'a> {
-    format: &'static str,
-    version: u32,
-    event: String,
-    vcpus: &'a [Row],
-}
-
 fn document(event: Event, vcpus: &[Row]) -> Result<String> {
-    let (format, event) = ("perfctr domains counts", event.to_string());
-    Ok(serde_json::to_string_pretty(&Document { format, version: 1, event, vcpus })? + "\n")
+    let content = json!({ "event": event.to_string(), "vcpus": vcpus });
+    Ok(text::document("perfctr domains counts", 1, &content)?)
 }
 
 fn table(rows: &[Row]) -> String {
@@ -206,6 +198,7 @@ domain  vCPU               executed      by the hypervisor                    su
     fn the_document_has_the_numbers_that_there_are() {
         let text = document(Event::INSTRUCTIONS, &rows()).unwrap();
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(document["format"], "perfctr domains counts");
         assert_eq!(document["event"], "instructions");
         let vcpus = document["vcpus"].as_array().unwrap();
         assert_eq!((&vcpus[0]["domain"], &vcpus[0]["executed"]), (&0.into(), &1_234_567.into()));

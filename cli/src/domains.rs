@@ -20,7 +20,7 @@ use shared_abi::caps::CAPS_ALL_EVENTS;
 use crate::accounts;
 use crate::events::{EventList, EventParser};
 use crate::examples;
-use crate::text::{harmless, print};
+use crate::text::{document, harmless, print};
 
 /// The options of `perfctr domains`.
 #[derive(Debug, Args)]
@@ -230,8 +230,8 @@ fn list(host: &Host, json: bool) -> Result<()> {
             let name = names.get(&domain.id);
             json!({ "id": domain.id, "allowed": domain.allowed, "name": name })
         };
-        let domains: Vec<_> = domains.iter().map(domain).collect();
-        return Ok(print(&(serde_json::to_string_pretty(&domains)? + "\n"))?);
+        let content = json!({ "domains": domains.iter().map(domain).collect::<Vec<_>>() });
+        return Ok(print(&document("perfctr domains list", 1, &content)?)?);
     }
     let mut text = format!("{:>8}  {:<9}  name\n", "process", "may count");
     for domain in &domains {
@@ -252,7 +252,7 @@ fn limits(host: &Host, json: bool) -> Result<()> {
             "general": caps.general, "fixed": caps.fixed, "samples": samples,
             "all_events": all_events,
         });
-        return Ok(print(&(serde_json::to_string_pretty(&limits)? + "\n"))?);
+        return Ok(print(&document("perfctr domains limits", 1, &limits)?)?);
     }
     let events = if all_events {
         "all that are not known to harm others"

@@ -13,7 +13,7 @@ use serde::Serialize;
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 
 use crate::machine::{Access, Counters, Cpu, Driver, Hypervisor, Module, Policy};
-use crate::text::print;
+use crate::text::{document, print};
 
 /// The options of `perfctr info`.
 #[derive(Debug, Args)]
@@ -70,7 +70,8 @@ impl Here {
 struct Info {
     provider: String,
     refusals: Vec<Refused>,
-    version: &'static str,
+    /// The version of this program.
+    perfctr: &'static str,
     hypervisor: Option<Hypervisor>,
     /// The driver's state, which only Xen tells.
     driver: Option<Driver>,
@@ -135,7 +136,7 @@ impl Info {
         Self {
             provider: provider.to_string(),
             refusals: here.refusals.iter().map(refused).collect(),
-            version: env!("CARGO_PKG_VERSION"),
+            perfctr: env!("CARGO_PKG_VERSION"),
             hypervisor,
             driver,
             driver_unknown,
@@ -162,7 +163,7 @@ impl Info {
         for Refused { provider, reason, remedy, .. } in &self.refusals {
             page.line("not", format!("{provider}: {reason}; {remedy}"));
         }
-        page.line("perfctr", self.version);
+        page.line("perfctr", self.perfctr);
         self.host(page);
         let Cpu { vendor, family, model, stepping, brand } = &self.cpu;
         let brand = brand.as_ref().map_or_else(String::new, |brand| format!(" ({brand})"));
@@ -261,7 +262,7 @@ impl Page {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let info = Info::of(&Here::find()?);
     if options.json {
-        print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
+        print(&document("perfctr info", 1, &info)?)?;
     } else {
         print(&info.page().0)?;
     }
@@ -280,7 +281,7 @@ mod tests {
         Info {
             provider: "paravirt".to_owned(),
             refusals: vec![refused],
-            version: "9.8.7",
+            perfctr: "9.8.7",
             hypervisor: Some(Hypervisor {
                 name: "Xen".to_owned(),
                 version: text("4.17"),

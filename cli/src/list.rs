@@ -7,9 +7,10 @@ use anyhow::Result;
 use clap::Args;
 use perfctr::{Error, Event, ParseEventError};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::info::Here;
-use crate::text::print;
+use crate::text::{document, print};
 
 /// The text below all events.
 const HINT: &str = "
@@ -101,7 +102,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         listed.extend(own_events(&here)?);
     }
     if options.json {
-        print(&(serde_json::to_string_pretty(&listed)? + "\n"))?;
+        print(&document("perfctr list", 1, &json!({ "events": listed }))?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let provider = here.description.provider;

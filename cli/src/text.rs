@@ -4,6 +4,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use serde::Serialize;
+
 /// Writes to the standard output at once.
 ///
 /// # Errors
@@ -13,6 +15,23 @@ pub fn print(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     output.write_all(text.as_bytes())?;
     output.flush()
+}
+
+/// Returns the document that `--json` prints. Programs recognise it by its format and its version,
+/// which changes when a field is removed or changes its meaning, and stays when one is added.
+pub fn document(
+    format: &str,
+    version: u32,
+    content: &impl Serialize,
+) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Document<'a, T> {
+        format: &'a str,
+        version: u32,
+        #[serde(flatten)]
+        content: &'a T,
+    }
+    Ok(serde_json::to_string_pretty(&Document { format, version, content })? + "\n")
 }
 
 /// Tells the user something in addition to the output. If that cannot be written there is nobody to
@@ -60,6 +79,14 @@ mod tests {
         assert!(is_closed_pipe(&closed().context("cannot write").context("no report")));
         assert!(!is_closed_pipe(&error(io::ErrorKind::StorageFull).context("cannot write")));
         assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
+    }
+
+    #[test]
+    fn documents_say_what_they_are_before_what_they_contain() {
+        let text = document("perfctr list", 1, &serde_json::json!({ "events": [7] })).unwrap();
+        let words: String = text.split_whitespace().collect();
+        assert_eq!(words, r#"{"format":"perfctrlist","version":1,"events":[7]}"#);
+        assert!(text.ends_with("}\n"), "{text}");
     }
 
     #[test]

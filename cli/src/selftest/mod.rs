@@ -20,15 +20,10 @@ use self::measured::{Known, Measured, Outcome, Reads, Spread};
 use crate::info::Here;
 use crate::machine::{Cpu, Hypervisor, Module};
 use crate::stat::grouped;
-use crate::text::{counted, harmless, print, tell};
+use crate::text::{counted, document, harmless, print, tell};
 
 /// The exit status if a promise does not hold.
 const BROKEN: u8 = 1;
-
-/// The text and the number by which programs recognise the JSON. The number changes when a field is
-/// removed or changes its meaning. It stays when a field is added.
-const FORMAT: &str = "perfctr selftest";
-const VERSION: u32 = 1;
 
 /// The options of `perfctr selftest`.
 #[derive(Debug, Args)]
@@ -44,8 +39,6 @@ pub struct Options {
 /// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document {
-    format: &'static str,
-    version: u32,
     perfctr: &'static str,
     provider: String,
     cpu: Cpu,
@@ -65,8 +58,6 @@ impl Document {
         let measured = measure::all(on)?;
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
         Ok(Self {
-            format: FORMAT,
-            version: VERSION,
             perfctr: env!("CARGO_PKG_VERSION"),
             provider: here.description.provider.to_string(),
             cpu: Cpu::here(),
@@ -80,7 +71,7 @@ impl Document {
     }
 
     fn json(&self) -> Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        Ok(document("perfctr selftest", 1, self)?)
     }
 
     fn table(&self) -> String {

@@ -13,6 +13,7 @@ use super::metric::{self, Metric};
 use super::{Count, Options, Run};
 use crate::info::Here;
 use crate::program::repeatable::Fixed;
+use crate::text::document;
 
 /// One event over all runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -46,16 +47,9 @@ impl Summary {
     }
 }
 
-/// The text and the number by which programs recognise what `--json` prints. The number changes
-/// when a field is removed or changes its meaning. It stays when a field is added.
-const FORMAT: &str = "perfctr stat";
-const VERSION: u32 = 1;
-
 /// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
-    format: &'static str,
-    version: u32,
     command: Vec<String>,
     provider: String,
     /// What the program found the same in each run, if that was asked for.
@@ -140,9 +134,7 @@ impl<'a> Output<'a> {
         let metrics = metrics(options, &summaries);
         let text = if options.json {
             let words = options.command.iter().map(|word| word.display().to_string());
-            let document = Document {
-                format: FORMAT,
-                version: VERSION,
+            let content = Document {
                 command: words.collect(),
                 provider: self.provider.clone(),
                 repeatable: self.fixed.as_ref(),
@@ -150,7 +142,7 @@ impl<'a> Output<'a> {
                 metrics: &metrics,
                 runs: runs.iter().map(|run| RunDocument::of(run, options.per_thread)).collect(),
             };
-            serde_json::to_string_pretty(&document)? + "\n"
+            document("perfctr stat", 1, &content)?
         } else if options.csv {
             csv(options, &summaries, &metrics, runs)
         } else {

@@ -4,6 +4,7 @@
 
 mod attached;
 mod ci;
+mod documents;
 mod ends;
 mod gate;
 mod messages;

@@ -12,10 +12,10 @@ use crate::command::{run, said};
 pub fn policy(tally: &mut Tally) -> Result<()> {
     let limits: Value = serde_json::from_str(&said(&["domains", "limits", "--json"])?)?;
     tally.check("the limits are what guests are told", {
-        let keys = ["general", "fixed", "samples", "all_events"];
+        let keys = ["version", "general", "fixed", "samples", "all_events"];
         equal(
             keys.map(|key| limits[key].to_string()),
-            ["4", "3", "true", "false"].map(String::from),
+            ["1", "4", "3", "true", "false"].map(String::from),
         )
     });
     said(&["domains", "forbid", "0"])?;

@@ -37,7 +37,8 @@ pub fn list(process: Pid) -> Result<Vec<u64>> {
     let domains = json(&["list", "--json"])?;
     let text = said(&["list"])?;
     let mut all = Vec::new();
-    for domain in domains.as_array().context("no list")? {
+    ensure!(domains["format"] == "perfctr domains list" && domains["version"] == 1, "{domains}");
+    for domain in domains["domains"].as_array().context("no list")? {
         let id = domain["id"].as_i64().with_context(|| domain.to_string())?;
         let allowed = domain["allowed"].as_bool().with_context(|| domain.to_string())?;
         ensure!(domain["name"] == NAME, "{domain}");
@@ -59,7 +60,7 @@ pub fn allow(allowed: bool) -> Result<Vec<u64>> {
         fs::write(POLICY, format!("# The guest of this test.\n{NAME}\n"))?;
         said(&["apply", POLICY])?;
         let domains = json(&["list", "--json"])?;
-        let all = domains.as_array().context("no list")?;
+        let all = domains["domains"].as_array().context("no list")?;
         ensure!(all.iter().all(|domain| domain["allowed"] == true), "{domains}");
         said(&["forbid", NAME])?;
     }

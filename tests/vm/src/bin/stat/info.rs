@@ -39,7 +39,7 @@ pub fn published(tally: &mut Tally, provider: &str) -> Result<()> {
         tally.check(&format!("perfctr info says {what}"), equal(found, expected));
     };
     check("who provides counters", info["provider"].clone(), json!(provider));
-    check("its version", info["version"].clone(), json!(env!("CARGO_PKG_VERSION")));
+    check("its version", info["perfctr"].clone(), json!(env!("CARGO_PKG_VERSION")));
     let host = if guest {
         let version = info["hypervisor"]["version"].as_str().unwrap_or_default();
         ensure!(log.contains(&format!("Xen version: {version} ")), "Xen {version:?}\n{log}");
