@@ -108,6 +108,28 @@ pub fn module(kernel: &Kernel, purpose: Purpose) -> Result<PathBuf> {
     Ok(kbuild(kernel, "module", &module_sources(purpose)?)?.join("perfctr.ko"))
 }
 
+/// Builds a module in the directory `$0` with a copy of the headers `$1`, configured without Xen.
+const WITHOUT_XEN: &str = "
+cp -rL \"$1\" \"$0/headers\"
+cd \"$0/headers\"
+sed -i '/CONFIG_XEN[_ =]/d' .config include/config/auto.conf include/generated/autoconf.h
+make -C . M=\"$0\" modules
+rm -r \"$0/headers\"
+";
+
+/// Builds the kernel module for the same kernel, configured without Xen, as guests of KVM may have
+/// it.
+pub fn module_without_xen(kernel: &Kernel) -> Result<PathBuf> {
+    const NAME: &str = "module-without-xen";
+    let (files, headers) = (module_sources(Purpose::Use)?, kernel::headers(kernel)?);
+    let dir = cache::artefact(NAME, key(kernel, &files), |dir| {
+        write(&files, dir)?;
+        let mut script = cmd("sh", ["-ec", WITHOUT_XEN]);
+        sh::logged(script.arg(dir).arg(&headers), &cache::log(NAME)?)
+    })?;
+    Ok(dir.join("perfctr.ko"))
+}
+
 /// Returns all files that the kernel's rules need to build the module: the C glue and the Rust
 /// object.
 pub fn module_sources(purpose: Purpose) -> Result<Files> {
@@ -163,16 +185,8 @@ pub fn kernel_32() -> Result<PathBuf> {
 
 /// Builds a module from `files`, one of which is its Kbuild. Returns the module's directory.
 fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
-    let mut key = Key::new("module 1").text(&kernel.release);
-    for (name, content) in files {
-        key = key.text(name).bytes(content);
-    }
-    cache::artefact(name, key, |dir| {
-        for (name, content) in files {
-            let path = dir.join(name);
-            fs::create_dir_all(path.parent().unwrap_or(dir))?;
-            fs::write(path, content)?;
-        }
+    cache::artefact(name, key(kernel, files), |dir| {
+        write(files, dir)?;
         if let Some(system) = &kernel.system {
             return kbuild_in(system, &kernel.release, dir);
         }
@@ -181,6 +195,20 @@ fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
         make.arg(headers).arg(format!("M={}", dir.display())).arg("modules");
         sh::logged(&mut make, &cache::log(name)?)
     })
+}
+
+fn key(kernel: &Kernel, files: &Files) -> Key {
+    let key = Key::new("module 1").text(&kernel.release);
+    files.iter().fold(key, |key, (name, content)| key.text(name).bytes(content))
+}
+
+fn write(files: &Files, dir: &Path) -> Result<()> {
+    for (name, content) in files {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap_or(dir))?;
+        fs::write(path, content)?;
+    }
+    Ok(())
 }
 
 /// Builds a module in another release's system: that release's headers bring programs that need its

@@ -60,6 +60,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "packages of crates", pace: Slow, run: publishable },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
+    Check { name: "kernel module without Xen", pace: Slow, run: objects::check_module_without_xen },
     Check { name: "modules of KVM", pace: Slow, run: || objects::check_kvm(None) },
     Check { name: "licences of crates", pace: Slow, run: licences::check },
     Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },

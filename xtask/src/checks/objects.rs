@@ -5,9 +5,10 @@
 //! must not panic, do not touch vector registers, jump only to fixed places, return only through
 //! their surroundings' thunk, and need no table of addresses and little stack.
 
+use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, kvm, rustobj};
@@ -70,6 +71,26 @@ pub fn check() -> Result<()> {
 /// Checks the kernel's module for guests.
 pub fn check_module() -> Result<()> {
     check_linked(&guest::module(&kernel::kernel()?, Purpose::Use)?)
+}
+
+/// Checks that DKMS lets the module be built for a kernel that has no support for Xen, that it can
+/// be, and then calls nothing of Xen's. A kernel with a system of its own is left out, since its
+/// headers are there.
+pub fn check_module_without_xen() -> Result<()> {
+    let kernel = kernel::kernel()?;
+    if kernel.system.is_some() {
+        return Ok(());
+    }
+    let settings = "packaging/debian/perfctr-dkms.dkms";
+    let text = fs::read_to_string(sh::project().join(settings)).context(settings)?;
+    let wants_xen = text.lines().any(|line| line.starts_with("BUILD_") && line.contains("XEN"));
+    ensure!(!wants_xen, "{settings} leaves out kernels without Xen, which guests of KVM may have");
+    let module = guest::module_without_xen(&kernel)?;
+    let called = sh::output(cmd("nm", ["-u"]).arg(&module))?;
+    let of_xen = |line: &&str| ["xen", "hypercall_page", "virq"].iter().any(|n| line.contains(n));
+    let of_xen: Vec<&str> = called.lines().filter(of_xen).map(str::trim).collect();
+    ensure!(of_xen.is_empty(), "{} calls {of_xen:?}, which are Xen's", module.display());
+    check_linked(&module)
 }
 
 /// Checks each of KVM's modules, the one that has the driver among them, for a version's kernel or
