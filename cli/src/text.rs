@@ -12,8 +12,17 @@ use serde::Serialize;
 ///
 /// The reader has gone ([`is_closed_pipe`]), or there is no room.
 pub fn print(text: &str) -> io::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Writes what may be no text to the standard output at once.
+///
+/// # Errors
+///
+/// As for [`print`].
+pub fn print_bytes(bytes: &[u8]) -> io::Result<()> {
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes())?;
+    output.write_all(bytes)?;
     output.flush()
 }
 

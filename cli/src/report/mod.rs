@@ -9,7 +9,6 @@ pub mod symbols;
 pub mod table;
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,7 +19,7 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use self::symbols::Named;
 use crate::perf_data;
 use crate::profile::{Layer, Profile, Stack};
-use crate::text::{counted, harmless, tell};
+use crate::text::{counted, harmless, print_bytes, tell};
 
 /// The options of `perfctr report`.
 #[derive(Debug, Args)]
@@ -135,7 +134,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(path) => {
             fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        None => io::stdout().write_all(&bytes)?,
+        None => print_bytes(&bytes)?,
     }
     Ok(ExitCode::SUCCESS)
 }

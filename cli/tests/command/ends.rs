@@ -2,7 +2,7 @@
 //! Tests when and how the command ends, and what becomes of what it was told to write to.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, PipeWriter, Read};
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{Process, compile, file, perfctr, run, said};
+use crate::run::{Process, calls, compile, file, perfctr, run, said, set_baseline};
 
 #[test]
 fn who_reads_no_more_hears_no_more() {
@@ -20,11 +20,28 @@ fn who_reads_no_more_hears_no_more() {
         format!("top --plain -d 50 -p {}", busy.pid()),
         format!("export --once -p {}", busy.pid()),
     );
-    for line in ["info", "info --json", "list", "list --json", &top, &export] {
-        let (reader, writer) = io::pipe().unwrap();
-        drop(reader);
+    let profile = record("closed.profile");
+    let report = format!("report -i {profile}");
+    // No line ends in it.
+    let document = format!("report -f firefox -i {profile}");
+    let diff = format!("diff {profile} {profile}");
+    let baseline = file("closed.json");
+    set_baseline(&baseline, "true", 1);
+    let gate = format!("gate -r 1 --name true --baseline {} -- true", baseline.display());
+    for line in [
+        "info",
+        "info --json",
+        "list",
+        "list --json",
+        &top,
+        &export,
+        &report,
+        &document,
+        &diff,
+        &gate,
+    ] {
         let mut command = perfctr(line.split(' '));
-        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command.stdout(closed_pipe()).stderr(Stdio::piped()).spawn().unwrap();
         drop(command);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(128 + 13), "{line}: {output:?}");
@@ -33,10 +50,34 @@ fn who_reads_no_more_hears_no_more() {
 }
 
 #[test]
+fn who_reads_no_more_counts_ends_stat() {
+    for line in ["stat true", "stat --json true", "stat --csv true", "stat -I 50 -- sleep 20"] {
+        let begun = Instant::now();
+        let status = perfctr(line.split(' ')).stderr(closed_pipe()).status().unwrap();
+        assert_eq!(status.code(), Some(128 + 13), "{line}");
+        assert!(begun.elapsed() < Duration::from_secs(15), "{line}: it waits for the sleeper");
+    }
+}
+
+/// Returns a pipe that nobody reads.
+fn closed_pipe() -> PipeWriter {
+    io::pipe().unwrap().1
+}
+
+/// Records a profile, and returns its path.
+fn record(name: &str) -> String {
+    let path = file(name).display().to_string();
+    let said = run(&format!("record -g -e instructions:u -o {path} {}", calls().display()));
+    assert_eq!(said.status, 0, "{said:?}");
+    path
+}
+
+#[test]
 fn a_full_disk_is_an_error_that_says_so() {
-    for line in ["info", "list"] {
+    let document = format!("report -f firefox -i {}", record("full.profile"));
+    for line in ["info", "list", &document] {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let output = perfctr([line]).stdout(full).output().unwrap();
+        let output = perfctr(line.split(' ')).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(125), "{line}: {output:?}");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("No space left on device"), "{line}: {said}");
