@@ -13,15 +13,15 @@ use super::symbols::Named;
 use super::{functions, summary};
 use crate::profile::Profile;
 
-/// The time between two samples. The profiler wants a time of each sample, which profiles do not
-/// have, so a thread's samples follow each other, one in each ms.
-const PERIOD_MS: u64 = 1;
+/// The time between two samples of profiles without times. The profiler wants some, so a thread's
+/// samples follow each other there, one in each ms.
+const PERIOD_NS: u64 = 1_000_000;
 
 /// Returns the whole document, in which all names are resolved.
 pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     let title = profile.command.join(" ");
     let epoch = ReferenceTimestamp::from_millis_since_unix_epoch(0.0);
-    let mut document = Document::new(&title, epoch, SamplingInterval::from_millis(PERIOD_MS));
+    let mut document = Document::new(&title, epoch, SamplingInterval::from_nanos(PERIOD_NS));
     document.set_product(&format!("{title}: {}", summary(profile)));
     document.set_symbolicated(true);
     let start = at(0);
@@ -36,6 +36,7 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
         document.set_thread_samples_weight_type(handle, WeightType::Samples);
         threads.push((handle, 0));
     }
+    let mut samples = Vec::new();
     for stack in &profile.stacks {
         let (thread, before) = &mut threads[stack.thread as usize];
         let frames: Vec<FrameInfo> = functions(names, stack)
@@ -46,18 +47,26 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
             })
             .collect();
         let frames = document.intern_stack_frames(*thread, frames.into_iter());
-        let weight = i32::try_from(stack.samples).with_context(|| {
-            format!("{} samples of one stack found, {} at most expected", stack.samples, i32::MAX)
-        })?;
-        document.add_sample(*thread, at(*before), frames, CpuDelta::ZERO, weight);
-        *before += stack.samples;
+        samples.extend(stack.times.iter().map(|&time| (time, *thread, frames, 1)));
+        if stack.times.is_empty() {
+            let weight = i32::try_from(stack.samples).with_context(|| {
+                let found = stack.samples;
+                format!("{found} samples of one stack found, {} at most expected", i32::MAX)
+            })?;
+            samples.push((*before * PERIOD_NS, *thread, frames, weight));
+            *before += stack.samples;
+        }
+    }
+    samples.sort_by_key(|(time, ..)| *time);
+    for (time, thread, frames, weight) in samples {
+        document.add_sample(thread, at(time), frames, CpuDelta::ZERO, weight);
     }
     Ok(serde_json::to_vec(&document)?)
 }
 
-/// Returns the time at which a thread has had so many samples.
-fn at(samples: u64) -> Timestamp {
-    Timestamp::from_millis_since_reference((samples * PERIOD_MS) as f64)
+/// Returns the profiler's form of a time since the recording began.
+fn at(ns: u64) -> Timestamp {
+    Timestamp::from_nanos_since_reference(ns)
 }
 
 #[cfg(test)]
@@ -116,9 +125,20 @@ mod tests {
         let threads = document["threads"].as_array().unwrap();
         let names: Vec<_> = threads.iter().map(|thread| thread["name"].as_str()).collect();
         assert_eq!(names, [Some("Domain-0 vCPU 1"), Some("domain 3 vCPU 1")]);
-        let deltas: Vec<_> =
-            threads.iter().map(|thread| thread["samples"]["timeDeltas"][1].as_f64()).collect();
-        assert_eq!(deltas, [Some(4.0), Some(1.0)], "the first stacks have 4 samples and 1");
+    }
+
+    #[test]
+    fn each_sample_is_shown_when_it_was_taken() {
+        let (mut profile, names) = profile();
+        profile.stacks[1].times = vec![2_000_000];
+        profile.stacks[2].times = vec![500_000, 4_500_000];
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let thread = &document["threads"][1];
+        let of = |words: &str| (words.to_owned(), 1);
+        assert_eq!(stacks(thread), [of("f"), of("main > f > g;<inlined>"), of("f")]);
+        let deltas = thread["samples"]["timeDeltas"].as_array().unwrap();
+        let deltas: Vec<f64> = deltas.iter().map(|delta| delta.as_f64().unwrap()).collect();
+        assert_eq!(deltas, [0.5, 1.5, 2.5]);
     }
 
     #[test]
