@@ -2,8 +2,10 @@
 //! Finds the names of addresses.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use addr2line::{Loader, demangle_auto};
@@ -15,7 +17,7 @@ use crate::profile::{Frame, Module, Profile, Symbol};
 use crate::text::harmless;
 
 /// The directory to which distributions move debugging information out of files.
-const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
+const DEBUG_FILES: &str = "/usr/lib/debug";
 
 /// A function at one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +144,8 @@ impl Source {
                 [&found, &module.build_id].map(|id| id.as_deref().unwrap_or("none"));
             return Err(format!("build-id {found} found, {expected} expected"));
         }
-        let debug = module.build_id.as_deref().and_then(debug_file).into_iter();
+        let debug = module.build_id.as_deref().and_then(debug_file);
+        let debug = debug.or_else(|| linked(&file, &path)).into_iter();
         let paths = debug.chain([path]);
         source.loaders = paths.filter_map(|path| Loader::new(path).ok()).collect();
         source.functions = unwound(&file).unwrap_or_default();
@@ -206,8 +209,24 @@ fn places(loader: &Loader, address: u64) -> Option<Vec<Place>> {
 
 fn debug_file(build_id: &str) -> Option<PathBuf> {
     let (directory, name) = build_id.split_at_checked(2)?;
-    let path = Path::new(DEBUG_FILES).join(directory).join(format!("{name}.debug"));
+    let path = Path::new(DEBUG_FILES).join(".build-id").join(directory);
+    let path = path.join(format!("{name}.debug"));
     path.exists().then_some(path)
+}
+
+/// Returns the file that `.gnu_debuglink` names, if one with its checksum is where debuggers look.
+fn linked(file: &object::File<'_>, path: &Path) -> Option<PathBuf> {
+    let (name, sum) = file.gnu_debuglink().ok()??;
+    let is_right = |place: &PathBuf| fs::read(place).is_ok_and(|b| crc32fast::hash(&b) == sum);
+    places_of_link(path, Path::new(OsStr::from_bytes(name)))?.into_iter().find(is_right)
+}
+
+/// Returns where the file with this name may be that has a file's debugging information. The name
+/// may not lead elsewhere.
+fn places_of_link(path: &Path, name: &Path) -> Option<[PathBuf; 3]> {
+    let (directory, name) = (path.parent()?, Path::new(name.file_name()?));
+    let below = Path::new(DEBUG_FILES).join(directory.strip_prefix("/").ok()?);
+    Some([directory.join(name), directory.join(".debug").join(name), below.join(name)])
 }
 
 /// Returns every function in the file's unwind table, by address.
@@ -280,6 +299,44 @@ mod tests {
         assert!(named.line().contains("report/symbols.rs:"), "{}", named.line());
         assert!(source.functions.iter().any(|function| function.contains(&address)));
         assert!(source.by_address(address).ends_with(&format!("+{address:#x}")));
+    }
+
+    #[test]
+    fn debugging_information_is_found_by_its_link() {
+        let folder = std::env::temp_dir().join(format!("perfctr-link-{}", std::process::id()));
+        let hidden = folder.join(".debug");
+        fs::create_dir_all(&hidden).unwrap();
+        // Without a build-id, only the link leads there.
+        let script = "
+            echo 'int work(int n) { return n; } int main(void) { return work(1); }' > program.c
+            cc -g -Wl,--build-id=none -o whole program.c
+            objcopy --only-keep-debug whole program.debug
+            objcopy --strip-all --add-gnu-debuglink=program.debug whole program
+        ";
+        let mut shell = std::process::Command::new("sh");
+        assert!(shell.args(["-ec", script]).current_dir(&folder).status().unwrap().success());
+        let whole = fs::read(folder.join("whole")).unwrap();
+        let whole = object::File::parse(&*whole).unwrap();
+        let symbols = whole.symbol_map();
+        let work = symbols.symbols().iter().find(|symbol| symbol.name() == "work").unwrap();
+        let module = Module::new(folder.join("program").as_ref(), Facts::default());
+        let named = || Source::open(&module).unwrap().name(work.address());
+        assert!(named().line().ends_with("program.c:1"), "{:?}", named());
+        assert_eq!(named().symbol(), "work");
+        fs::rename(folder.join("program.debug"), hidden.join("program.debug")).unwrap();
+        assert_eq!(named().symbol(), "work", "in .debug");
+        let mut other = fs::read(hidden.join("program.debug")).unwrap();
+        other.push(0);
+        fs::write(hidden.join("program.debug"), other).unwrap();
+        assert!(
+            named().symbol().starts_with("program+0x"),
+            "the checksum is another: {:?}",
+            named()
+        );
+        fs::remove_dir_all(folder).unwrap();
+        let places = places_of_link("/bin/ls".as_ref(), "../ls.debug".as_ref()).unwrap();
+        let expected = ["/bin/ls.debug", "/bin/.debug/ls.debug", "/usr/lib/debug/bin/ls.debug"];
+        assert_eq!(places, expected.map(PathBuf::from));
     }
 
     #[test]
