@@ -85,6 +85,8 @@ pub const RECORD: &str = "\
 Examples:
   perfctr record -g -e instructions:u -c 1000003 -- ./program
       Records where the program is, and who has called it, every 1,000,003 instructions.
+  perfctr record -g -f perf -- ./program
+      Writes perf.data, which Linux's `perf report` and others read.
   perfctr record -g -p 1234 -- sleep 10
       Samples process 1234, which runs already, for ten seconds.
   perfctr record --host -- sleep 10

@@ -12,7 +12,7 @@ pub use self::collect::Samples;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -424,21 +424,30 @@ impl Place {
 
     /// Writes the profile of each event.
     pub fn write(&self, profiles: &[Profile]) -> Result<()> {
-        let write = || {
+        self.write_by(|file| match profiles {
+            [profile] => Ok(serde_json::to_writer(file, profile)?),
+            profiles => {
+                let (format, version) = (FORMAT_OF_SEVERAL, VERSION);
+                let several = WrittenSeveral { format, version, profiles };
+                Ok(serde_json::to_writer(file, &several)?)
+            }
+        })
+    }
+
+    /// Writes these bytes.
+    pub fn write_bytes(&self, bytes: &[u8]) -> Result<()> {
+        self.write_by(|file| file.write_all(bytes))
+    }
+
+    fn write_by(&self, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<()> {
+        let all = || {
             // A pipe has no length.
             self.file.set_len(0).ok();
             let mut file = BufWriter::new(&self.file);
-            match profiles {
-                [profile] => serde_json::to_writer(&mut file, profile)?,
-                profiles => {
-                    let (format, version) = (FORMAT_OF_SEVERAL, VERSION);
-                    let several = WrittenSeveral { format, version, profiles };
-                    serde_json::to_writer(&mut file, &several)?;
-                }
-            }
+            write(&mut file)?;
             file.flush()
         };
-        write().with_context(|| format!("cannot write {}", self.path.display()))
+        all().with_context(|| format!("cannot write {}", self.path.display()))
     }
 
     /// Gives up writing, and keeps what was in the file before.

@@ -20,8 +20,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
-use clap::Args;
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
 use perfctr::host::Places;
 use perfctr::{Event, Provider};
 
@@ -30,6 +30,7 @@ use self::recorder::Recorder;
 use crate::events::{EventList, EventParser, every};
 use crate::host::{Collector, Hypervisor, KernelList, only};
 use crate::info::Here;
+use crate::perf_data;
 use crate::profile::{Machine, Place, Profile};
 use crate::program::tracer::{self, Followed};
 use crate::program::{Signals, Target};
@@ -60,9 +61,18 @@ pub struct Options {
     /// Records the callers as well.
     #[arg(short = 'g', long)]
     call_graph: bool,
-    /// Writes the profile to this file.
-    #[arg(short, long, default_value = "perfctr.data")]
+    /// Writes the profile to this file, which is perf.data where perf's format is chosen.
+    #[arg(
+        short,
+        long,
+        default_value = "perfctr.data",
+        default_value_if("format", "perf", "perf.data"),
+        hide_default_value = true
+    )]
     output: PathBuf,
+    /// Writes this format.
+    #[arg(short, long, value_enum, default_value = "perfctr")]
+    format: Format,
     /// Samples a process that runs already, and what it starts: until CMD ends, if there is one,
     /// until an interrupt, or to its own end. Callers are found by frame pointers.
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
@@ -105,6 +115,14 @@ pub struct Options {
         trailing_var_arg = true
     )]
     command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A profile, as `perfctr report` and `perfctr diff` read it.
+    Perfctr,
+    /// A perf.data file, which Linux's perf and others read, and `perfctr report` as well.
+    Perf,
 }
 
 /// The shortest period. Several shorter ones would pass between two signals.
@@ -163,7 +181,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         false => of_programs(options, target, events, &signals),
     };
     let (profiles, status) = recorded.inspect_err(|_| place.give_up())?;
-    place.write(&profiles)?;
+    write(options, &place, &profiles)?;
     for profile in &profiles {
         let event = if profiles.len() > 1 { format!(": {}", profile.event) } else { String::new() };
         for line in lines(profile, &event, &options.output) {
@@ -171,6 +189,21 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::from(status))
+}
+
+/// Writes the profiles in the format that was chosen.
+fn write(options: &Options, place: &Place, profiles: &[Profile]) -> Result<()> {
+    if options.format == Format::Perfctr {
+        return place.write(profiles);
+    }
+    match perf_data::encode(profiles) {
+        Ok(bytes) => place.write_bytes(&bytes),
+        Err(why) => {
+            // The samples shall not be lost.
+            place.write(profiles)?;
+            bail!("{} has perfctr's own format: {why:#}", options.output.display())
+        }
+    }
 }
 
 /// Samples the host itself.

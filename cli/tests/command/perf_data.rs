@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the files of Linux's perf. The suite `perf-data` compares with perf itself.
 
-use crate::run::{calls, file, run};
+use std::fs;
+
+use crate::run::{calls, file, perfctr, run, said};
 
 #[test]
 fn a_profile_says_the_same_as_a_file_of_perfs() {
@@ -29,4 +31,23 @@ fn a_profile_says_the_same_as_a_file_of_perfs() {
     let said = run(&format!("report -i {data} --event cycles:u"));
     assert_eq!((said.status, &*said.out), (125, ""));
     assert!(said.err.contains("instructions:u found, and not cycles:u"), "{said:?}");
+}
+
+#[test]
+fn recordings_are_written_as_files_of_perfs_at_once() {
+    let folder = file("at-once");
+    fs::create_dir_all(&folder).unwrap();
+    let mut record = perfctr(["record", "-g", "-e", "instructions:u,branches:u", "-f", "perf"]);
+    let recorded = said(record.arg(calls()).current_dir(&folder));
+    assert_eq!(recorded.status, 0, "{recorded:?}");
+    assert!(recorded.err.contains(" in perf.data: instructions:u\n"), "{recorded:?}");
+    let path = folder.join("perf.data");
+    assert!(fs::read(&path).unwrap().starts_with(b"PERFILE2"));
+    let report = run(&format!("report -i {} --event branches:u -g", path.display()));
+    assert_eq!((report.status, &*report.err), (0, ""));
+    assert!(report.out.contains("branches:u, from perf\n"), "{report:?}");
+    assert!(report.out.contains("innermost"), "{report:?}");
+    let named = file("named.data").display().to_string();
+    let said = run(&format!("record -f perf -o {named} {}", calls().display()));
+    assert!(said.status == 0 && fs::read(named).unwrap().starts_with(b"PERFILE2"), "{said:?}");
 }
