@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::run::{Process, calls, file, nobody, perfctr, run};
+use crate::run::{Process, build, calls, file, nobody, perfctr, run};
 
 /// What a file says of one event.
 #[derive(Debug)]
@@ -38,6 +38,28 @@ impl Recorded {
         let profiles = document["profiles"].as_array().cloned().unwrap_or(vec![document]);
         profiles.iter().map(Self::of).collect()
     }
+}
+
+#[test]
+fn functions_that_were_inlined_are_shown_below_their_callers() {
+    let (program, profile) = (build("inlined.c", &["-O2", "-g"]), file("inlined.profile"));
+    let (program, profile) = (program.display(), profile.display());
+    let said = run(&format!("record -g -e instructions:u -o {profile} {program}"));
+    assert_eq!(said.status, 0, "{said:?}");
+    let symbols = Command::new("nm").arg(program.to_string()).output().unwrap().stdout;
+    let symbols = String::from_utf8(symbols).unwrap();
+    assert!(symbols.contains(" around\n") && !symbols.contains(" inlined\n"), "{symbols}");
+    let report = |options: &str| run(&format!("report -i {profile} {options}")).out;
+    let folded = report("-f folded");
+    assert!(folded.contains(";main;around;inlined "), "{folded}");
+    let mut graph = Vec::new();
+    for line in report("-g").lines().skip_while(|line| !line.ends_with("  called")) {
+        graph.extend(line.split_whitespace().next_back().map(str::to_owned));
+    }
+    assert!(graph.windows(3).any(|w| w == ["main", "around", "inlined"]), "{graph:?}");
+    let lines = report("-s symbol,line");
+    let is_loop = |line: &str| [":9", ":10"].iter().any(|end| line.ends_with(end));
+    assert!(lines.lines().any(|line| line.contains(" around ") && is_loop(line)), "{lines}");
 }
 
 #[test]

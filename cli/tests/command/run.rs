@@ -34,7 +34,7 @@ pub fn calls() -> &'static Path {
 }
 
 /// Builds what is beside this file in C, with these options, and returns where it is.
-fn build(source: &str, options: &[&str]) -> PathBuf {
+pub fn build(source: &str, options: &[&str]) -> PathBuf {
     let built = file(source).with_extension("");
     let source = format!("{}/tests/command/{source}", env!("CARGO_MANIFEST_DIR"));
     compile(&[options, &[&source]].concat(), &built);
