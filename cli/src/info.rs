@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use perfctr::raw::counting;
+use perfctr::watch::Watch;
 use perfctr::{Description, Error, Event, Provider, Refusal, Session};
 use serde::Serialize;
 use shared_abi::limits::PERIOD_EVENTS_MAX;
@@ -58,6 +59,9 @@ impl Here {
     /// Returns why this event cannot be counted here, if it cannot.
     pub fn refuses(&self, event: Event) -> Option<Error> {
         match (self.description.provider, self.description.caps) {
+            _ if event.is_software() => {
+                Watch::this_thread().count(event.to_string(), event).open().err()
+            }
             (Provider::Tsc, _) => Some(self.nobody(event)),
             (Provider::Paravirt, Some(caps)) => counting(&caps, &[event], 0).err(),
             _ => Session::open_with(Provider::Native).and_then(|mut s| s.start(&[event])).err(),

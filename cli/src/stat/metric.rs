@@ -26,7 +26,10 @@ pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> 
     let is = |of: Event| event == in_mode(of, event);
     let metric = |value: f64, unit| value.is_finite().then_some(Metric { value, unit });
     let seconds = time.as_secs_f64();
-    if is(Event::INSTRUCTIONS) {
+    if is(Event::TASK_CLOCK) {
+        // It is the time itself.
+        None
+    } else if is(Event::INSTRUCTIONS) {
         metric(value / same(Event::CYCLES)?, "insn per cycle")
     } else if is(Event::BRANCH_MISSES) {
         metric(100.0 * value / same(Event::BRANCHES)?, "% of all branches")

@@ -214,13 +214,18 @@ pub fn observe(
 ) -> Result<Run> {
     // A tracer follows programs and processes; the module counts perf events of the others.
     let is_traced = matches!(target, Target::Program(_) | Target::Process(..));
+    let events = groups.concat();
+    let hardware: Vec<Event> =
+        events.iter().copied().filter(|event| !event.is_software()).collect();
     match (here.description.provider, here.description.caps) {
+        _ if hardware.is_empty() => native::run(target, groups, signals, intervals),
         (Provider::Paravirt, Some(caps)) if is_traced => {
             // All events are counted at the same time.
-            let control = perfctr::raw::counting(&caps, &groups.concat(), 0)?;
-            traced::run(target, &control, here.description.tsc_khz, signals, intervals)
+            let control = perfctr::raw::counting(&caps, &hardware, 0)?;
+            let tsc_khz = here.description.tsc_khz;
+            traced::run(target, &events, &control, tsc_khz, signals, intervals)
         }
-        (Provider::Tsc, _) => Err(here.nobody(groups[0][0]).into()),
+        (Provider::Tsc, _) => Err(here.nobody(hardware[0]).into()),
         _ => native::run(target, groups, signals, intervals),
     }
 }

@@ -7,6 +7,7 @@ mod ci;
 mod documents;
 mod ends;
 mod gate;
+mod kernels;
 mod messages;
 mod perf_data;
 mod record;

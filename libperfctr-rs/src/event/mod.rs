@@ -11,6 +11,7 @@ use std::hash::{Hash, Hasher};
 pub use self::parse::ParseEventError;
 #[cfg(feature = "pfm")]
 pub use self::pfm::{Described, catalogue};
+use perf_event_open_sys::bindings as perf;
 use shared_abi::PhysSlot;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
@@ -39,10 +40,12 @@ pub struct Event {
 pub(crate) enum What {
     Generic(Generic),
     Raw(u64),
+    /// An event that the kernel counts, by its number in Linux.
+    Software(u32),
 }
 
 /// The names of [`Event`]s.  An event is printed with the first of its names.
-const NAMES: [(What, &[&str]); 8] = [
+const NAMES: [(What, &[&str]); 12] = [
     (What::Generic(Generic::Instructions), &["instructions"]),
     (What::Generic(Generic::Cycles), &["cycles", "cpu-cycles"]),
     (What::Generic(Generic::Branches), &["branches", "branch-instructions"]),
@@ -51,6 +54,10 @@ const NAMES: [(What, &[&str]); 8] = [
     (What::Generic(Generic::CacheMisses), &["cache-misses"]),
     (What::Generic(Generic::BusCycles), &["bus-cycles"]),
     (What::Generic(Generic::ReferenceCycles), &["ref-cycles"]),
+    (What::Software(perf::PERF_COUNT_SW_TASK_CLOCK), &["task-clock"]),
+    (What::Software(perf::PERF_COUNT_SW_PAGE_FAULTS), &["page-faults", "faults"]),
+    (What::Software(perf::PERF_COUNT_SW_CONTEXT_SWITCHES), &["context-switches", "cs"]),
+    (What::Software(perf::PERF_COUNT_SW_CPU_MIGRATIONS), &["cpu-migrations", "migrations"]),
 ];
 
 impl Event {
@@ -72,6 +79,17 @@ impl Event {
     /// Cycles while not halted of a clock with the frequency of the TSC (Intel's third fixed
     /// counter).
     pub const REF_CYCLES: Self = Self::new(What::Generic(Generic::ReferenceCycles));
+
+    /// The time for which threads execute, unit: ns.  The kernel counts this event, so a
+    /// [`Watch`](crate::watch::Watch) can have it, and a session cannot.
+    pub const TASK_CLOCK: Self = Self::new(What::Software(perf::PERF_COUNT_SW_TASK_CLOCK));
+    /// Page faults, which the kernel counts like [`TASK_CLOCK`](Self::TASK_CLOCK).
+    pub const PAGE_FAULTS: Self = Self::new(What::Software(perf::PERF_COUNT_SW_PAGE_FAULTS));
+    /// Switches from a thread to another one, which the kernel counts, in kernel mode only.
+    pub const CONTEXT_SWITCHES: Self =
+        Self::new(What::Software(perf::PERF_COUNT_SW_CONTEXT_SWITCHES));
+    /// Moves of threads to another CPU, which the kernel counts, in kernel mode only.
+    pub const CPU_MIGRATIONS: Self = Self::new(What::Software(perf::PERF_COUNT_SW_CPU_MIGRATIONS));
 
     /// Iterates over the events that have names.  Each counts in both modes.
     pub fn named() -> impl Iterator<Item = Self> {
@@ -138,9 +156,14 @@ impl Event {
     /// `None` for events whose word depends on the CPU.
     pub const fn word(self) -> Option<u64> {
         match self.what {
-            What::Generic(_) => None,
+            What::Generic(_) | What::Software(_) => None,
             What::Raw(select) => Some(select),
         }
+    }
+
+    /// Returns whether the kernel counts the event, and no counter of the processor.
+    pub const fn is_software(self) -> bool {
+        matches!(self.what, What::Software(_))
     }
 
     /// Returns whether the event samples.
@@ -152,7 +175,7 @@ impl Event {
     pub(crate) fn fixed(self) -> Option<PhysSlot> {
         match self.what {
             What::Generic(generic) => generic.fixed(),
-            What::Raw(_) => None,
+            What::Raw(_) | What::Software(_) => None,
         }
     }
 
@@ -161,6 +184,7 @@ impl Event {
         match self.what {
             What::Generic(generic) => generic.select(vendor),
             What::Raw(select) => Some(select),
+            What::Software(_) => None,
         }
     }
 }
@@ -168,8 +192,9 @@ impl Event {
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let what = match self.what {
-            What::Generic(generic) => (true, generic.perf()),
-            What::Raw(select) => (false, select),
+            What::Generic(generic) => (0, generic.perf()),
+            What::Raw(select) => (1, select),
+            What::Software(number) => (2, number.into()),
         };
         let slot = self.slot.map(PhysSlot::index);
         (what, self.rings, slot, self.period, self.verified, self.name).hash(state);
@@ -224,6 +249,8 @@ mod tests {
             event.unverified(),
             // Its number is that of the generic event in Linux.
             Event::raw(1),
+            Event::TASK_CLOCK,
+            Event::PAGE_FAULTS,
         ];
         let set: HashSet<Event> = all.into_iter().chain(all).collect();
         assert_eq!(set.len(), all.len());

@@ -247,7 +247,7 @@ mod tests {
             let said = name.parse::<Event>().unwrap_err().to_string();
             assert!(said.contains(&format!("; did you mean `{meant}`?; known are")), "{said}");
         }
-        for name in ["", "r", "wattage", "page-faults", "L1-dcache-loads"] {
+        for name in ["", "r", "wattage", "emulation-faults", "L1-dcache-loads"] {
             let said = name.parse::<Event>().unwrap_err().to_string();
             assert!(!said.contains("did you mean"), "{said}");
         }

@@ -70,7 +70,7 @@ impl Known {
     fn has(&self, event: &Event) -> bool {
         let select = event.select(self.vendor);
         match self.vendor {
-            _ if event.name.is_some() => true,
+            _ if event.name.is_some() || event.is_software() => true,
             // What has a name of Linux's own is right there, or refused by it.
             ELSEWHERE => matches!(event.what, What::Generic(_)),
             // Only its fixed counter counts it.
@@ -95,6 +95,13 @@ impl Known {
 fn missing(eax: u32, ebx: u32) -> u32 {
     let (version, listed) = (eax & 0xff, eax >> 24);
     if version == 0 { 0 } else { ebx | u32::MAX.checked_shl(listed).unwrap_or(0) }
+}
+
+/// Refuses the first event that no counter counts.
+pub(crate) fn check_counters(events: &[Event]) -> Result<(), Error> {
+    let reason = "the kernel counts it, and no counter: `perfctr stat` and watches can";
+    let software = events.iter().find(|event| event.is_software());
+    software.map_or(Ok(()), |&event| Err(Error::unavailable(event, reason)))
 }
 
 /// Refuses the first event that this CPU is not known to count.

@@ -72,6 +72,7 @@ impl Backend {
         notification: Notification,
     ) -> Result<(), Error> {
         known::check(events)?;
+        known::check_counters(events)?;
         let sampling = events.iter().find(|event| event.samples());
         match (self, sampling) {
             (Self::Paravirt(paravirt), _) => paravirt.start(events, notification),

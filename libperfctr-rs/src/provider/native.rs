@@ -248,6 +248,7 @@ pub fn perf_numbers(event: &Event) -> (u32, u64) {
     match event.what {
         What::Generic(generic) => (bindings::PERF_TYPE_HARDWARE, generic.perf()),
         What::Raw(select) => (bindings::PERF_TYPE_RAW, select),
+        What::Software(number) => (bindings::PERF_TYPE_SOFTWARE, number.into()),
     }
 }
 
@@ -280,8 +281,9 @@ mod tests {
         assert_eq!((kernel.exclude_user(), kernel.exclude_kernel(), kernel.config), (1, 0, 0xc5));
         let both = attributes(&Event::CYCLES).unwrap();
         assert_eq!((both.exclude_user(), both.exclude_kernel()), (0, 0));
-        let events = [Event::CYCLES, Event::INSTRUCTIONS, Event::raw(0xc5)];
-        assert_eq!(events.map(|event| perf_numbers(&event)), [(0, 0), (0, 1), (4, 0xc5)]);
+        let events = [Event::CYCLES, Event::INSTRUCTIONS, Event::raw(0xc5), Event::PAGE_FAULTS];
+        let numbers = [(0, 0), (0, 1), (4, 0xc5), (1, 2)];
+        assert_eq!(events.map(|event| perf_numbers(&event)), numbers);
         let placed = Event::CYCLES.on(shared_abi::PhysSlot::general(0).unwrap());
         assert!(matches!(attributes(&placed), Err(Error::EventNotAvailable { .. })));
     }

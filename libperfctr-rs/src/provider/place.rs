@@ -5,6 +5,7 @@ use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
 
+use super::known;
 use crate::error::Error;
 use crate::event::Event;
 
@@ -13,6 +14,7 @@ use crate::event::Event;
 /// Events that name their counter come first, then events that have a fixed counter, then the
 /// others.  General counters are alike, so no other order could place more events.
 pub(crate) fn place(caps: &PmuCaps, events: &[Event]) -> Result<Vec<CounterConfig>, Error> {
+    known::check_counters(events)?;
     let available = caps.slots().count_ones() as usize;
     if events.len() > available {
         return Err(Error::TooManyCounters { asked: events.len(), available });
@@ -125,6 +127,8 @@ mod tests {
         let full = place(&caps(), &[Event::BRANCHES.user(); 3]).unwrap_err();
         assert_eq!(full.to_string(), "event branches:u is not available: no counter is free");
         let fixed = PhysSlot::fixed(1).unwrap();
+        let software = place(&caps(), &[Event::CYCLES, Event::PAGE_FAULTS]).unwrap_err();
+        assert!(software.to_string().contains("the kernel counts it"), "{software}");
         let wrong = place(&caps(), &[Event::INSTRUCTIONS.on(fixed)]).unwrap_err();
         assert_eq!(
             wrong.to_string(),

@@ -167,7 +167,9 @@ impl Watch {
             return Err(Error::unavailable(event, "it samples, which is not counting"));
         }
         self.check(&events)?;
-        let anchors = events.first().map_or(Ok(Vec::new()), |event| self.anchors(event))?;
+        // A group is where its hardware events are, if it has any.
+        let anchored = events.iter().find(|event| !event.is_software()).or(events.first());
+        let anchors = anchored.map_or(Ok(Vec::new()), |event| self.anchors(event))?;
         let parts = self.at(self.places()?, |place| {
             let mut part = Vec::new();
             for event in &events {

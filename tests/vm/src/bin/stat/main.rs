@@ -38,6 +38,7 @@ fn main() -> Result<ExitCode> {
     let (name, rest) = arguments.split_first().context("who provides counters here?")?;
     match &**name {
         "subject" => subject::run(rest).map(|()| ExitCode::SUCCESS),
+        "pages" => subject::pages(rest).map(|()| ExitCode::SUCCESS),
         "sampled" => sampled::run().map(|()| ExitCode::SUCCESS),
         "sampled-child" => {
             sampled::child();
@@ -76,6 +77,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
         record::functions(&mut tally)?;
     }
     attached::intervals(&mut tally)?;
+    of_the_kernel(&mut tally)?;
     ends(&mut tally)?;
     record::others(&mut tally)?;
     Ok(tally.finish())
@@ -99,6 +101,27 @@ fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Resul
         &format!("{provider}: each of {RUNS} runs of a program counts what it executes{how}"),
         equal(command::counts(&document)?, expected),
     );
+    Ok(())
+}
+
+/// Checks events that the kernel counts, beside those that counters count: a thread of the program
+/// writes to so many new pages.
+fn of_the_kernel(tally: &mut Tally) -> Result<()> {
+    const PAGES: [&str; 2] = ["1000", "3000"];
+    let counts = |pages| -> Result<[u64; 3]> {
+        let program = subject::words(&["pages", pages])?;
+        let run = stat(&["-e", "page-faults:u,task-clock:u"], &program)?.document["runs"][0].take();
+        let count = |n: usize| run["counts"][n].as_u64().with_context(|| run.to_string());
+        Ok([count(0)?, count(2)?, count(3)?])
+    };
+    let [few, many] = PAGES.map(counts);
+    let ([few, many], expected) = ([few?, many?], [true, true, true]);
+    let of_pages = many[1].checked_sub(few[1]);
+    tally.check("each page that a thread writes to first is a page fault", {
+        equal(of_pages, Some(2_000)).map_err(|why| format!("{why}: {few:?}, {many:?}"))
+    });
+    let found = [few[0] < many[0], few[2] > 0, many[2] > 0];
+    tally.check("counters and the kernel's clock go on beside them", equal(found, expected));
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::prctl;
 use vm_tests::region::Region;
 use vm_tests::step::Executed;
 
@@ -31,6 +32,25 @@ pub fn work(lengths: &[&str]) -> Vec<Executed> {
 
 const fn region(length: u64) -> Region {
     Region { first: length, second: length / 2 + 1 }
+}
+
+/// Writes to so many new pages, in a thread. All runs have room for as many.
+pub fn pages(arguments: &[String]) -> Result<()> {
+    const PAGE: usize = 4096;
+    const ROOM: usize = 4_000;
+    let [pages] = arguments else {
+        anyhow::bail!("{arguments:?} found, a number of pages expected")
+    };
+    let pages = pages.parse()?;
+    // A huge page would be a single fault.
+    prctl::set_thp_disable(true)?;
+    let thread = thread::spawn(move || {
+        let mut memory = vec![0_u8; ROOM * PAGE];
+        memory.iter_mut().step_by(PAGE).take(pages).for_each(|byte| *byte = 1);
+        std::hint::black_box(memory);
+    });
+    ensure!(thread.join().is_ok(), "the thread has ended early");
+    Ok(())
 }
 
 /// Executes work of these lengths. One length is this program's own work. If there are several, the
