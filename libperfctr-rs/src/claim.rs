@@ -32,6 +32,12 @@ impl Claim {
         Ok(Self(now))
     }
 
+    /// Returns one that another process has taken.
+    #[cfg(test)]
+    pub(crate) fn of_child() -> Self {
+        Self(Generation::of_child())
+    }
+
     /// Returns whether this process was forked from the one that has taken the claim.
     #[inline(always)]
     pub(crate) fn forked(&self) -> bool {
@@ -55,7 +61,7 @@ mod tests {
     fn a_session_of_another_process_frees_nothing() {
         let own = Claim::take().unwrap();
         for _ in 0..2 {
-            drop(Claim(Generation::of_child()));
+            drop(Claim::of_child());
             assert!(matches!(Claim::take(), Err(Error::AlreadyOpen)));
         }
         drop(own);

@@ -26,7 +26,7 @@ use crate::session::{Counts, Reading, Session};
 pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
     let mut session = Session::open()?;
     session.start(&events)?;
-    Ok(Counting { session })
+    Ok(Counting::of(session))
 }
 
 /// A session that counts `N` events, which [`start`] has started.
@@ -36,6 +36,11 @@ pub struct Counting<const N: usize> {
 }
 
 impl<const N: usize> Counting<N> {
+    /// Takes a session, which has started to count the events.
+    pub(crate) fn of(session: Session) -> Self {
+        Self { session }
+    }
+
     /// Reads the TSC and all counters; all values are of one moment.
     ///
     /// # Errors

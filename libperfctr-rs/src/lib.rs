@@ -33,6 +33,8 @@ pub mod raw;
 #[cfg(feature = "std")]
 mod session;
 #[cfg(feature = "std")]
+mod shared;
+#[cfg(feature = "std")]
 mod sys;
 #[cfg(feature = "std")]
 mod total;
@@ -67,5 +69,7 @@ pub use provider::refusal::{Cause, Refusal};
 pub use provider::types::{Description, Provider};
 #[cfg(feature = "std")]
 pub use session::{Counts, Reading, Session};
+#[cfg(feature = "std")]
+pub use shared::shared;
 pub use shared_abi::caps::CAPS_SAMPLING;
 pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps, ThreadPage, VcpuPage};

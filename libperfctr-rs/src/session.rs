@@ -150,6 +150,17 @@ pub struct Session {
 }
 
 impl Session {
+    /// Returns whether this process was forked from the one that has opened the session.
+    pub(crate) fn forked(&self) -> bool {
+        self.claim.forked()
+    }
+
+    /// Has the session be one that another process has opened.
+    #[cfg(test)]
+    pub(crate) fn give_away(&mut self) {
+        self.claim = Claim::of_child();
+    }
+
     /// Opens the calling thread's counters at the first provider that has counters, in the order of
     /// [`Provider`].  Nothing is counted yet.
     ///

@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use anyhow::{Result, bail, ensure};
-use perfctr::{Counting, Counts, Event, Polls, start};
+use perfctr::{Counting, Counts, Error, Event, Polls, shared, start};
 use vm_tests::region::{KNOWN_LOOP, known_loop};
 
 use crate::Test;
@@ -14,6 +14,7 @@ use crate::Test;
 pub const TESTS: &[Test] = &[
     ("a closure of nothing measures 0 and a loop what it executes", both_events),
     ("so does a session of one event, and of another one after it", one_event),
+    ("a library and its caller share a session, and either is exact", two_users),
     ("futures that take turns are counted each by itself", futures),
 ];
 
@@ -23,19 +24,31 @@ const BRANCHES: Event = Event::BRANCHES.user();
 const ROUNDS: usize = 2_000;
 
 fn both_events() -> Result<()> {
-    exact(start([INSTRUCTIONS, BRANCHES])?, KNOWN_LOOP)?;
+    exact(&start([INSTRUCTIONS, BRANCHES])?, KNOWN_LOOP)?;
     let [instructions, branches] = KNOWN_LOOP;
-    exact(start([BRANCHES, INSTRUCTIONS])?, [branches, instructions])
+    exact(&start([BRANCHES, INSTRUCTIONS])?, [branches, instructions])
 }
 
 fn one_event() -> Result<()> {
     let [instructions, branches] = KNOWN_LOOP;
-    exact(start([INSTRUCTIONS])?, [instructions])?;
-    exact(start([BRANCHES])?, [branches])
+    exact(&start([INSTRUCTIONS])?, [instructions])?;
+    exact(&start([BRANCHES])?, [branches])
+}
+
+fn two_users() -> Result<()> {
+    let events = [INSTRUCTIONS, BRANCHES];
+    let (library, caller) = (shared(events)?, shared(events)?);
+    let other = shared([BRANCHES, INSTRUCTIONS]);
+    ensure!(matches!(other, Err(Error::AlreadyOpen)), "{other:?}");
+    exact(&library, KNOWN_LOOP)?;
+    drop(library);
+    exact(&caller, KNOWN_LOOP)?;
+    drop(caller);
+    exact(&*shared([INSTRUCTIONS])?, [KNOWN_LOOP[0]])
 }
 
 /// Checks that every undisturbed measurement is exact, and that few are disturbed.
-fn exact<const N: usize>(counting: Counting<N>, expected: [u64; N]) -> Result<()> {
+fn exact<const N: usize>(counting: &Counting<N>, expected: [u64; N]) -> Result<()> {
     let mut undisturbed = 0;
     for round in 0..ROUNDS {
         for (what, measured, expected) in [
