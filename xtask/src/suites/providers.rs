@@ -38,7 +38,7 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let frames = guest::beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?;
     spec.files.push((frames, "/work/frames".into()));
-    for name in ["self_count", "program", "callers"] {
+    for name in ["self_count", "program", "callers", "tasks", "workers"] {
         let example = guest::example("libperfctr-rs", name)?;
         spec.files.push((example, format!("/work/{name}")));
     }

@@ -260,5 +260,12 @@ fn examples() -> Result<()> {
     let words: Vec<&str> = said.split([' ', ':']).collect();
     let counted = words.get(2).and_then(|count| count.parse().ok());
     ensure!(counted.is_some_and(|n: u64| (1_000..100_000).contains(&n)), "{said}");
+    for (example, lines) in [("/work/tasks", 3), ("/work/workers", 8)] {
+        let said = run(&[example])?;
+        let count = |line: &str| line.split_whitespace().rev().nth(1)?.parse().ok();
+        let counts: Vec<u64> = said.lines().filter_map(count).collect();
+        // Each line is of more work than the one before.
+        ensure!(counts.len() == lines && counts[0] > 10_000 && counts.is_sorted(), "{said}");
+    }
     Ok(())
 }
