@@ -96,6 +96,8 @@ pub const REPORT: &str = "\
 Examples:
   perfctr report
       Shows how many samples each function has.
+  perfctr report -s time,symbol
+      Shows the same for each tenth of a second.
   perfctr report -f flame-graph -o flames.svg
       Draws who called whom, for a browser.
   perfctr report -f perf -o perf.data

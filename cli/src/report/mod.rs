@@ -62,6 +62,9 @@ pub enum Key {
     Domain,
     /// The physical CPU, in a host's profile.
     Cpu,
+    /// The tenth of a second in which samples were taken, since the recording began. Unit: s. As
+    /// the first column, it orders the rows.
+    Time,
 }
 
 impl Key {
@@ -80,6 +83,11 @@ impl Key {
                 key.heading()
             );
         }
+        let known = |stack: &Stack| stack.times.len() as u64 == stack.samples;
+        ensure!(
+            !keys.contains(&Self::Time) || profile.stacks.iter().all(known),
+            "the profile does not say when samples were taken: an earlier release has recorded it"
+        );
         Ok(keys.to_vec())
     }
 

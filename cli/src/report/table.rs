@@ -11,16 +11,24 @@ use crate::profile::{Layer, Profile, Stack};
 pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<String>, u64> {
     let mut rows = BTreeMap::new();
     for stack in &profile.stacks {
-        let row = keys.iter().map(|key| cell(profile, names, stack, *key)).collect();
-        *rows.entry(row).or_default() += stack.samples;
+        let row = |time| keys.iter().map(|key| cell(profile, names, stack, *key, time)).collect();
+        if keys.contains(&Key::Time) {
+            for time in &stack.times {
+                *rows.entry(row(*time)).or_default() += 1;
+            }
+        } else {
+            *rows.entry(row(0)).or_default() += stack.samples;
+        }
     }
     rows
 }
 
-/// Returns the same, those with most samples first.
+/// Returns the same, those with most samples first, unless they are in the order of time.
 pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<String>, u64)> {
     let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
-    rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
+    if keys.first() != Some(&Key::Time) {
+        rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
+    }
     rows
 }
 
@@ -53,7 +61,8 @@ pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     text
 }
 
-fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
+/// Returns the text in one column of a sample that was taken at this time.
+fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u64) -> String {
     // A stack has at least one frame.
     let named = &names[stack.frames[0] as usize];
     match key {
@@ -63,6 +72,11 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
         Key::Line => named.line(),
         Key::Layer => layer(profile, stack).map_or("", Layer::name).to_owned(),
         Key::Domain => profile.threads[stack.thread as usize].domain(),
+        Key::Time => {
+            let tenths = time / 100_000_000;
+            // So wide that texts are in the order of time.
+            format!("{:>8}.{}", tenths / 10, tenths % 10)
+        }
         Key::Cpu => stack.cpu.map_or_else(String::new, |cpu| cpu.to_string()),
     }
 }
@@ -107,6 +121,30 @@ mod tests {
             "   samples       %  thread    symbol",
             "         3   50.00  7 größte  f",
             "         3   50.00  8 two     f",
+        ];
+        assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn samples_are_in_the_order_of_time_if_that_comes_first() {
+        let (mut profile, names) = profile();
+        let error = Key::columns(&[Key::Time], &profile).unwrap_err().to_string();
+        assert!(error.contains("does not say when samples were taken"), "{error}");
+        let times =
+            [vec![0, 99_999_999, 10_000_000_000], vec![100_000_000], vec![1, 2_000_000_000]];
+        for (stack, times) in profile.stacks.iter_mut().zip(times) {
+            stack.times = times;
+        }
+        let keys = Key::columns(&[Key::Time, Key::Thread], &profile).unwrap();
+        let table = table(&profile, &names, &keys);
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        let expected = [
+            "   samples       %  time        thread",
+            "         2   33.33         0.0  7 one",
+            "         1   16.67         0.0  8 two",
+            "         1   16.67         0.1  8 two",
+            "         1   16.67         2.0  8 two",
+            "         1   16.67        10.0  7 one",
         ];
         assert_eq!(rows, expected);
     }
