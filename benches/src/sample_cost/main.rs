@@ -344,8 +344,8 @@ fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<Vec<Tally>> {
         })?;
         other.join().expect("no thread panics")?;
         run_on(SELF, &all)?;
-        // Before the first turn and behind the last one there may be one that is not counted.
-        let expected = SWITCHES_IN_TURN * TURNS - 2;
+        // Where each thread has a vCPU, a few of them have not gone to sleep when their turn comes.
+        let expected = SWITCHES_IN_TURN * TURNS * 9 / 10;
         ensure!(switches >= expected, "{switches} switches, at least {expected} expected");
         Ok(turns)
     })
