@@ -40,7 +40,7 @@ impl Here {
     }
 
     /// Returns the error that no provider has counters.
-    pub fn nobody(&self, event: Event) -> Error {
+    pub fn no_provider_error(&self, event: Event) -> Error {
         Error::NoCounters { event, tried: self.refusals.clone() }
     }
 
@@ -51,7 +51,7 @@ impl Here {
     /// Says why there is none.
     pub fn counts(&self, events: &[Event]) -> Result<(), Error> {
         match (self.description.provider, events.first()) {
-            (Provider::Tsc, Some(&event)) => Err(self.nobody(event)),
+            (Provider::Tsc, Some(&event)) => Err(self.no_provider_error(event)),
             _ => Ok(()),
         }
     }

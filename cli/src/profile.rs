@@ -292,7 +292,7 @@ impl Profile {
     }
 
     /// Returns what its threads are called.
-    pub fn who(&self) -> &'static str {
+    pub fn thread_noun(&self) -> &'static str {
         if self.host.is_some() { "vCPU" } else { "thread" }
     }
 

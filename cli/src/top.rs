@@ -319,7 +319,7 @@ fn show<S: Screen>(options: &Options, screen: &mut S) -> Result<ExitCode> {
 }
 
 /// Returns how long it is from now to this time, unless it has come.
-fn left(until: Instant) -> Option<Duration> {
+fn remaining_until(until: Instant) -> Option<Duration> {
     until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
 
@@ -328,7 +328,7 @@ fn plain<S: Screen>(options: &Options, screen: &mut S) -> Result<ExitCode> {
     let mut looks = options.looks.unwrap_or(u64::MAX);
     while looks > 0 {
         let next = Instant::now() + Duration::from_millis(options.delay);
-        while let Some(left) = left(next) {
+        while let Some(left) = remaining_until(next) {
             if signals.interrupted() {
                 return Ok(ExitCode::SUCCESS);
             }
@@ -369,7 +369,7 @@ fn interactive<S: Screen>(
             return Ok(());
         }
         let pressed = loop {
-            let Some(left) = left(next) else { break None };
+            let Some(left) = remaining_until(next) else { break None };
             if event::poll(left.min(S::TICK))? {
                 break Some(event::read()?);
             }

@@ -71,7 +71,7 @@ static void perfctr_events_go_on(bool has_counted)
 	 */
 	if (perfctr_core_events_enable(perfctr_this_vcpu(),
 				       perfctr_core_of_task(current)))
-		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
+		irq_work_queue(this_cpu_ptr(&perfctr_cpus.report));
 	perfctr_events_settle(has_counted);
 }
 
@@ -249,7 +249,7 @@ void perfctr_event_stop(struct perf_event *event, int flags)
 		 * perf holds locks now. Its work for this event is done
 		 * together with this one.
 		 */
-		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
+		irq_work_queue(this_cpu_ptr(&perfctr_cpus.report));
 	}
 	event->hw.state |= PERF_HES_UPTODATE;
 }

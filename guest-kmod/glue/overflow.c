@@ -6,12 +6,12 @@
 irqreturn_t perfctr_overflow(int irq, void *unused)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
-	u64 told;
+	u64 overflows;
 
-	told = perfctr_core_interrupt(thread ? perfctr_core_of(thread) : NULL,
-				      perfctr_this_vcpu());
-	if (told)
-		perfctr_tell(thread, told);
+	overflows = perfctr_core_interrupt(
+		thread ? perfctr_core_of(thread) : NULL, perfctr_this_vcpu());
+	if (overflows)
+		perfctr_report(thread, overflows);
 	perfctr_events_overflow();
 	return IRQ_HANDLED;
 }

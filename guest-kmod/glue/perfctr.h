@@ -38,7 +38,7 @@ struct perfctr_cpu {
 	 * Reports an overflow to the current thread as soon as perf's locks are
 	 * free.
 	 */
-	struct irq_work tell;
+	struct irq_work report;
 	/* Has the kernel set CR4.PCE anew before a process goes on here. */
 	struct work_struct leave;
 };
@@ -123,8 +123,8 @@ extern struct preempt_ops perfctr_preempt_ops;
 int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
 void perfctr_resume_current(void);
-void perfctr_tell(struct perfctr_thread *thread, u64 told);
-void perfctr_tell_current(void);
+void perfctr_report(struct perfctr_thread *thread, u64 overflows);
+void perfctr_report_current(void);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task);
 

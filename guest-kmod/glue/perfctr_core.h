@@ -32,12 +32,12 @@
 #define PERFCTR_SUBJECT_KERNEL 2
 
 /*
- * Counters that nobody reads go on for so long, because programs that stop often start again soon:
+ * How long counters that nobody reads keep running, unit: ms.
  */
 #define PERFCTR_STOP_DELAY_MS 100
 
 /*
- * Pages that nobody needs stay registered for so long, and users without counters keep theirs: at
+ * How long pages that nobody needs stay registered, unit: ms.
  */
 #define PERFCTR_UNWATCH_DELAY_MS 10000
 
@@ -95,7 +95,7 @@ typedef const struct perfctr_core_vcpu *perfctr_on_vcpu;
 typedef const struct perfctr_core_thread *perfctr_present;
 
 /*
- * OnVcpu for what a thread does to itself; no vCPU if its tracer keeps it asleep.
+ * The right to the thread's vCPU, or none while a tracer keeps it asleep.
  */
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu_or_asleep;
 
@@ -376,9 +376,9 @@ uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Returns what to report to the thread after an ioctl; see ThreadPmu::tell and `pack`.
+ * Returns what to report to the thread after an ioctl; see ThreadPmu::report and `pack`.
  */
-uint64_t perfctr_core_tell(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+uint64_t perfctr_core_report(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Stops the thread's counters; see ThreadPmu::stop.  Without a vCPU the thread is asleep.
@@ -493,7 +493,7 @@ uint64_t perfctr_core_event_remove(perfctr_on_vcpu vcpu,
                                    bool is_wide);
 
 /*
- * Lets an event count; see Cpu::start_event(guest_kmod::Cpu::start_event).
+ * Lets an event count; see ThisVcpu::start_event(guest_kmod::ThisVcpu::start_event).
  */
 void perfctr_core_event_start(perfctr_on_vcpu vcpu, uint32_t index, uint64_t period, int64_t left);
 

@@ -75,29 +75,30 @@ static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 }
 
 /*
- * Reports overflows to the thread as the core has decided. `told` has a
+ * Reports overflows to the thread as the core has decided. `overflows` has a
  * signal's number in its high half, and otherwise the counters for which
  * records are written. Interrupts are disabled.
  */
-void perfctr_tell(struct perfctr_thread *thread, u64 told)
+void perfctr_report(struct perfctr_thread *thread, u64 overflows)
 {
-	if (told >> 32)
-		perfctr_signal(thread, told);
-	else if (told)
-		perfctr_ring_record(thread, told);
+	if (overflows >> 32)
+		perfctr_signal(thread, overflows);
+	else if (overflows)
+		perfctr_ring_record(thread, overflows);
 }
 
 /*
  * Reports overflows that were noticed while something else was done. Interrupts
  * are disabled.
  */
-void perfctr_tell_current(void)
+void perfctr_report_current(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
 
 	if (thread)
-		perfctr_tell(thread, perfctr_core_tell(perfctr_core_of(thread),
-						       perfctr_this_vcpu()));
+		perfctr_report(thread,
+			       perfctr_core_report(perfctr_core_of(thread),
+						   perfctr_this_vcpu()));
 }
 
 /*
@@ -117,12 +118,12 @@ static inline u64 perfctr_resume(struct perfctr_thread *thread)
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 {
 	struct perfctr_thread *thread = perfctr_of(notifier);
-	u64 told;
+	u64 overflows;
 
 	local_irq_disable();
-	told = perfctr_resume(thread);
-	if (unlikely(told))
-		perfctr_tell(thread, told);
+	overflows = perfctr_resume(thread);
+	if (unlikely(overflows))
+		perfctr_report(thread, overflows);
 	local_irq_enable();
 }
 
@@ -143,9 +144,9 @@ struct preempt_ops perfctr_preempt_ops = {
 	.sched_out = perfctr_out,
 };
 
-static void perfctr_tell_here(struct irq_work *unused)
+static void perfctr_report_here(struct irq_work *unused)
 {
-	perfctr_tell_current();
+	perfctr_report_current();
 }
 
 /*
@@ -157,8 +158,8 @@ int perfctr_sched_init(void)
 	unsigned int cpu;
 
 	for_each_possible_cpu(cpu)
-		init_irq_work(per_cpu_ptr(&perfctr_cpus.tell, cpu),
-			      perfctr_tell_here);
+		init_irq_work(per_cpu_ptr(&perfctr_cpus.report, cpu),
+			      perfctr_report_here);
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
 	return 0;
@@ -193,7 +194,7 @@ void perfctr_resume_current(void)
 	struct perfctr_thread *thread = perfctr_thread_of(current);
 
 	if (thread)
-		perfctr_tell(thread, perfctr_resume(thread));
+		perfctr_report(thread, perfctr_resume(thread));
 }
 
 /*

@@ -92,7 +92,7 @@ void perfctr_watch_exit(void)
 
 	/* perf's last event may have queued this work. */
 	for_each_possible_cpu(cpu)
-		irq_work_sync(per_cpu_ptr(&perfctr_cpus.tell, cpu));
+		irq_work_sync(per_cpu_ptr(&perfctr_cpus.report, cpu));
 	cancel_delayed_work_sync(&perfctr_stop_work);
 	cancel_delayed_work_sync(&perfctr_unwatch_work);
 	perfctr_watch_end(true);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a switch or a sample costs, in instructions, told by the thread's own counters.
+//! The cost of a switch or a sample in instructions, measured with the thread's own counter.
 //!
-//! In a 64-bit PV guest kernel and user run in the same ring, so a hardware counter of user-mode
-//! instructions counts the kernel's too while it is looked at raw.  A load in the middle does not
-//! disturb it if the counter counts the same before and after.
+//! In a 64-bit PV guest the kernel and user mode execute in the same ring.  So the raw value of a
+//! counter of user-mode instructions also counts the kernel there.  A load in the middle does not
+//! disturb the measurement if the counter counts the same event before and after.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +14,7 @@ use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, PhysSlot};
 
 use crate::hal::Kernel;
-use crate::vcpu::Cpu;
+use crate::vcpu::ThisVcpu;
 
 /// A counter of `config` that counts every instruction in user mode, and is never preset.
 pub(crate) fn instruction_counter(config: &Config) -> Option<PhysSlot> {
@@ -41,7 +41,7 @@ struct Started {
 
 impl Probe {
     #[inline(always)]
-    pub(crate) fn start<K: Kernel>(slot: Option<PhysSlot>, cpu: &Cpu<'_, K>) -> Self {
+    pub(crate) fn start<K: Kernel>(slot: Option<PhysSlot>, cpu: &ThisVcpu<'_, K>) -> Self {
         let direct = cpu.page.flags.load(Relaxed) & VCPU_DIRECT != 0;
         Self(slot.filter(|_| direct).map(|slot| Started {
             slot,
@@ -54,7 +54,7 @@ impl Probe {
     /// Instructions since the start; `None` if the vCPU was switched, or the counter did not count
     /// them all the time.
     #[inline(always)]
-    pub(crate) fn finish<K: Kernel>(self, cpu: &Cpu<'_, K>) -> Option<u64> {
+    pub(crate) fn finish<K: Kernel>(self, cpu: &ThisVcpu<'_, K>) -> Option<u64> {
         let started = self.0?;
         let raw = cpu.kernel.counter(started.slot.counter_index());
         // Counters are at least 32 bits wide and a switch is shorter than 2^32 instructions.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! CPU-wide counting: a CPU counts with a thread's counters that are never switched.
 //!
-//! Threads and CPUs exclude each other, since a CPU's counters would be taken away by every thread
-//! that needs them otherwise.  [`Admission`] says who may have the counters; a CPU that counts
-//! gives the reason `BUSY` to threads that come to it all the same.
+//! Threads and CPUs exclude each other, because otherwise every thread that needs counters would
+//! take them away from the CPU.  [`Admission`] says who may have the counters.  A thread that comes
+//! to a CPU that counts reads `BUSY` in place of numbers.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -14,7 +14,7 @@ use shared_abi::{Errno, PmuCaps, ThreadPage};
 use crate::hal::Kernel;
 use crate::ioctl::Request;
 use crate::thread::ThreadPmu;
-use crate::vcpu::{Counting, Cpu};
+use crate::vcpu::{Counting, ThisVcpu};
 
 /// A descriptor: any number but 0 that no other open one has.
 pub type Owner = u64;
@@ -24,9 +24,9 @@ const NOBODY: Owner = 0;
 
 /// Who has the counters: threads, or CPUs on behalf of one descriptor.
 ///
-/// Threads that somebody with the right to observe the whole system gave counters keep CPUs from
-/// starting; the others do not.  Threads come and go at any time.  What is asked for CPUs is asked
-/// by one caller at a time.
+/// CPUs cannot start while a thread has counters that a privileged caller has given it, one that
+/// may observe the whole system.  Other threads do not keep them from starting.  Threads come and
+/// go at any time.  Requests about CPUs are served one at a time.
 #[derive(Debug)]
 pub struct Admission {
     users: AtomicU64,
@@ -36,7 +36,8 @@ pub struct Admission {
     set: AtomicU32,
 }
 
-/// What is in [`Admission::users`], so that a thread is admitted, or CPUs start, in one step.
+/// The content of [`Admission::users`], which is one word, so that a thread is admitted, or CPUs
+/// start, in one step.
 #[derive(Clone, Copy, Debug)]
 struct Users {
     threads: u32,
@@ -66,7 +67,7 @@ impl Default for Admission {
 }
 
 impl Admission {
-    /// Nobody.
+    /// Makes the state in which nobody has counters.
     pub const fn new() -> Self {
         let (users, owner) = (AtomicU64::new(0), AtomicU64::new(NOBODY));
         Self { users, owner, set: AtomicU32::new(0) }
@@ -77,7 +78,7 @@ impl Admission {
         Users::unpack(self.users.load(Relaxed))
     }
 
-    /// Changes the users in one step, or not.
+    /// Changes the users in one step, or returns `BUSY` and changes nothing.
     fn change(&self, change: impl Fn(Users) -> Result<Users, Errno>) -> Result<(), Errno> {
         let packed = |word| change(Users::unpack(word)).map(Users::pack).ok();
         // ATOMICS: admits by the order of changes to this word alone.  Counters that threads or
@@ -86,23 +87,23 @@ impl Admission {
         changed.map(drop).map_err(|_| Errno::BUSY)
     }
 
-    /// The owner of CPUs, if it is not the caller.
+    /// Returns whether another descriptor owns the CPUs.
     fn is_others(&self, by: Owner) -> bool {
         // ATOMICS: changed by one caller at a time.
         let owner = self.owner.load(Relaxed);
         owner != NOBODY && owner != by
     }
 
-    /// Threads that have counters.
+    /// Returns the number of threads that have counters.
     pub fn threads(&self) -> u32 {
         self.users().threads
     }
 
-    /// A thread gets counters from somebody `privileged` or not.
+    /// Admits one more thread.  `privileged` says whether its creator may observe the whole system.
     ///
     /// # Errors
     ///
-    /// `BUSY` CPUs count.
+    /// `BUSY` if CPUs count.
     pub fn thread_begins(&self, privileged: bool) -> Result<(), Errno> {
         self.change(|users| {
             if users.started {
@@ -114,7 +115,7 @@ impl Admission {
         })
     }
 
-    /// A thread has lost the counters that it got.
+    /// Notes that a thread has given up its counters.
     pub fn thread_ends(&self, privileged: bool) {
         let ended = self.change(|users| {
             let threads = users.threads.saturating_sub(1);
@@ -124,12 +125,12 @@ impl Admission {
         debug_assert!(ended.is_ok(), "an end is never refused");
     }
 
-    /// `IOC_CPU_CONTROL`: a descriptor says what a CPU is to count, which `counted` something
-    /// before or not.  Gives whether it counts anything then, and how many CPUs do.
+    /// Serves `IOC_CPU_CONTROL`: sets what a CPU is to count.  `counted` says whether it had
+    /// something to count.  Returns whether it has now, and how many CPUs have.
     ///
     /// # Errors
     ///
-    /// `BUSY` CPUs count, or are another descriptor's; as of [`check_cpu_control`].
+    /// `BUSY` if CPUs count, or belong to another descriptor; the errors of [`check_cpu_control`].
     pub fn cpu_set(
         &self,
         by: Owner,
@@ -149,11 +150,12 @@ impl Admission {
         Ok((counts, set))
     }
 
-    /// `IOC_CPU_START`: how many CPUs have to be started; none if nothing was set.
+    /// Serves `IOC_CPU_START`.  Returns how many CPUs to start, which is 0 if nothing was set.
     ///
     /// # Errors
     ///
-    /// `BUSY` they have started, are another descriptor's, or privileged threads have counters.
+    /// `BUSY` if CPUs have started already or belong to another descriptor, or if a privileged
+    /// caller's thread has counters.
     pub fn cpus_start(&self, by: Owner) -> Result<u32, Errno> {
         if self.cpus_count() {
             return Err(Errno::BUSY);
@@ -175,35 +177,36 @@ impl Admission {
         Ok(set)
     }
 
-    /// Whether CPUs count.
+    /// Returns whether CPUs count.
     pub fn cpus_count(&self) -> bool {
         self.users().started
     }
 
-    /// Returns whether CPUs are this descriptor's. Only its own requests change that, so one that
-    /// is being closed may ask at any time.
+    /// Returns whether this descriptor owns the CPUs. Only its own requests change that, so a
+    /// descriptor that is being closed may ask at any time.
     pub fn is_owner(&self, by: Owner) -> bool {
         // ATOMICS: what the descriptor itself has written, or something else.
         self.owner.load(Relaxed) == by
     }
 
-    /// `IOC_CPU_STOP`, or a descriptor is being closed: whether CPUs have to be stopped.
+    /// Returns whether CPUs have to be stopped, because of `IOC_CPU_STOP` or because their
+    /// descriptor is being closed.
     ///
     /// # Errors
     ///
-    /// `BUSY` they are another descriptor's.
+    /// `BUSY` if they belong to another descriptor.
     pub fn cpus_stop(&self, by: Owner) -> Result<bool, Errno> {
         if self.is_others(by) { Err(Errno::BUSY) } else { Ok(self.cpus_count()) }
     }
 
-    /// CPUs have stopped.
+    /// Notes that all CPUs have stopped.
     pub fn cpus_stopped(&self) {
         let stopped = self.change(|users| Ok(Users { started: false, ..users }));
         debug_assert!(stopped.is_ok(), "an end is never refused");
     }
 
-    /// A descriptor is closed, after its CPUs have stopped.  Gives whether they were its own:
-    /// nothing is set any more then.
+    /// Releases the CPUs of a closed descriptor, which have stopped, and forgets what was set for
+    /// them.  Returns whether the descriptor owned any.
     pub fn closed(&self, descriptor: Owner) -> bool {
         // ATOMICS: changed by one caller at a time.
         if self.owner.load(Relaxed) != descriptor {
@@ -219,16 +222,17 @@ impl Admission {
 ///
 /// # Errors
 ///
-/// `INVAL` a reserved field.
+/// `INVAL` if a reserved field is not 0.
 pub const fn check_cpu_read(state: &CpuState) -> Result<(), Errno> {
     if state.reserved == 0 { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-/// Checks the argument of `IOC_CPU_CONTROL`; gives whether anything is to be counted.
+/// Checks the argument of `IOC_CPU_CONTROL`.  Returns whether anything is to be counted.
 ///
 /// # Errors
 ///
-/// As for a thread; `PERM` a counter samples, since there is nobody to send a signal to.
+/// Those of `IOC_CONTROL`; `PERM` if a counter samples, because there is no thread to send a signal
+/// to.
 pub fn check_cpu_control(caps: &PmuCaps, state: &CpuState) -> Result<bool, Errno> {
     check_cpu_read(state)?;
     let request = Request::new(caps, &state.control)?;
@@ -238,12 +242,13 @@ pub fn check_cpu_control(caps: &PmuCaps, state: &CpuState) -> Result<bool, Errno
     Ok(request.counts())
 }
 
-impl<K: Kernel> Cpu<'_, K> {
-    /// This CPU starts to count, whatever executes there.  The thread that executes here gives way.
+impl<K: Kernel> ThisVcpu<'_, K> {
+    /// Starts to count everything that executes on this CPU.  The thread that executes now stops
+    /// counting.
     ///
     /// # Errors
     ///
-    /// As of [`ThreadPmu::control`].
+    /// Those of [`ThreadPmu::control`].
     pub fn start_cpu_wide(
         &mut self,
         counters: (&mut ThreadPmu, &ThreadPage),
@@ -261,7 +266,7 @@ impl<K: Kernel> Cpu<'_, K> {
         Ok(())
     }
 
-    /// This CPU stops counting.
+    /// Stops what [`start_cpu_wide`](Self::start_cpu_wide) has started.
     pub fn stop_cpu_wide(&mut self, counters: (&mut ThreadPmu, &ThreadPage), counting: &Counting) {
         let (pmu, page) = counters;
         pmu.stop(page, self, counting);

@@ -64,9 +64,9 @@ impl Order {
         self.used
     }
 
-    /// The first `N` slots, which are in use, and their counters' indices.
+    /// Returns the `N` slots in use, and their counters' indices.
     #[inline(always)]
-    pub(crate) fn first<const N: usize>(&self) -> Option<(&[PhysSlot; N], &[u32; N])> {
+    pub(crate) fn used<const N: usize>(&self) -> Option<(&[PhysSlot; N], &[u32; N])> {
         self.slots.first_chunk().zip(self.indices.first_chunk())
     }
 
@@ -117,14 +117,15 @@ impl Request {
         Ok(Self { config, order, tsc, keep_tsc, keep_period, preserve, overflows })
     }
 
-    /// Whether anything is to be counted.
+    /// Returns whether anything is to be counted.
     pub(crate) fn counts(&self) -> bool {
         self.tsc || self.config.slots() != 0
     }
 }
 
-/// A signal or the ring if and only if a counter samples.  No period is too short: overflows are
-/// merged that would not let the thread get on, or exceed the hypervisor's rate.
+/// Checks that a signal or ring is given exactly when a counter samples.  No period is too short:
+/// overflows are merged if the thread could otherwise not get on, or if they exceed the
+/// hypervisor's rate.
 fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), Errno> {
     let samples = counters.iter().any(|counter| counter.mode == MODE_SAMPLING);
     let ring = control.flags & CONTROL_RING != 0;
@@ -155,7 +156,7 @@ mod tests {
         let user = EVNTSEL_USR | EVNTSEL_EN;
         let control = control(&[counter(fixed.index() as u32, user), counter(2, INSTRUCTIONS)]);
         let request = Request::new(&Machine::caps(), &control).unwrap();
-        let (slots, indices) = request.order.first::<2>().unwrap();
+        let (slots, indices) = request.order.used::<2>().unwrap();
         assert_eq!(slots.map(PhysSlot::index), [fixed.index(), 2]);
         assert_eq!(indices, &[1 << 30 | 1, 2]);
     }

@@ -39,4 +39,4 @@ pub use loaded::{handshake, publish, vcpu};
 pub use ring::Ring;
 pub use stats::Stats;
 pub use thread::ThreadPmu;
-pub use vcpu::{Counting, Cpu, Vcpu};
+pub use vcpu::{Counting, ThisVcpu, Vcpu};

@@ -130,8 +130,8 @@ impl Overflows {
         Some(interrupt_distance(distance, *self.period.get(index)?))
     }
 
-    /// Notes which counters have overflowed at these counts.  Gives how many overflows will not be
-    /// told by themselves, but together with the one before of the same counter.
+    /// Notes which counters have overflowed at these counts.  Returns how many overflows will be
+    /// merged with the one before of the same counter.
     #[inline(always)]
     #[must_use]
     pub(crate) fn notice(&mut self, sums: &Sums) -> u64 {
@@ -161,10 +161,10 @@ impl Overflows {
         self.any() && self.signal == 0
     }
 
-    /// Returns what to tell the thread if a counter has overflowed. With a signal the counters
+    /// Returns what to report to the thread if a counter has overflowed. With a signal the counters
     /// pause.
     #[inline(always)]
-    pub(crate) fn tell(&mut self) -> Option<Signal> {
+    pub(crate) fn report(&mut self) -> Option<Signal> {
         if !self.pending() {
             return None;
         }
@@ -230,10 +230,10 @@ mod tests {
         assert_eq!(overflows.distance(0, &sums(&[5, 70])), None);
         assert_eq!(overflows.distance(1, &sums(&[5, 70])), Some(1_000));
         assert_eq!(overflows.notice(&sums(&[9_999, 1_069])), 0);
-        assert_eq!(overflows.tell(), None);
+        assert_eq!(overflows.report(), None);
         assert_eq!(overflows.notice(&sums(&[9_999, 1_072])), 0);
-        assert_eq!(overflows.tell(), Some(Signal { number: 27, counters: 0b10 }));
-        assert_eq!(overflows.tell(), None, "once");
+        assert_eq!(overflows.report(), Some(Signal { number: 27, counters: 0b10 }));
+        assert_eq!(overflows.report(), None, "once");
         assert!(overflows.go_on() && !overflows.go_on());
         // What was too many of the first period counts for the second.
         assert_eq!(overflows.distance(1, &sums(&[0, 1_072])), Some(998));
@@ -245,7 +245,7 @@ mod tests {
         overflows.begin(&sums(&[0]));
         assert_eq!(overflows.notice(&sums(&[1_001])), 0);
         assert!(!overflows.go_on(), "the thread has not been told");
-        assert_eq!(overflows.tell().map(|signal| signal.counters), Some(1));
+        assert_eq!(overflows.report().map(|signal| signal.counters), Some(1));
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         let mut overflows = sampling(&[1_000]);
         overflows.begin(&sums(&[u64::MAX - 99]));
         assert_eq!(overflows.notice(&sums(&[3_500 - 100])), 2);
-        assert_eq!(overflows.tell().map(|signal| signal.counters), Some(1));
+        assert_eq!(overflows.report().map(|signal| signal.counters), Some(1));
         assert_eq!(overflows.distance(0, &sums(&[3_400])), Some(500));
     }
 
@@ -263,8 +263,8 @@ mod tests {
         overflows.begin(&sums(&[0]));
         for count in [1_003, 2_000, 3_500] {
             assert_eq!(overflows.notice(&sums(&[count])), 0);
-            assert_eq!(overflows.tell(), Some(Signal { number: 0, counters: 1 }));
-            assert_eq!(overflows.tell(), None, "once");
+            assert_eq!(overflows.report(), Some(Signal { number: 0, counters: 1 }));
+            assert_eq!(overflows.report(), None, "once");
             assert!(!overflows.paused() && !overflows.go_on());
         }
         assert_eq!(overflows.distance(0, &sums(&[3_500])), Some(500));
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(overflows.notice(&sums(&[0, 1_000])), 0, "the first of each");
         assert_eq!(overflows.notice(&sums(&[1_000, 1_000])), 0, "the first of each");
         assert_eq!(overflows.notice(&sums(&[1_000, 2_000])), 1);
-        assert_eq!(overflows.tell().map(|signal| signal.counters), Some(0b11));
+        assert_eq!(overflows.report().map(|signal| signal.counters), Some(0b11));
     }
 
     #[test]

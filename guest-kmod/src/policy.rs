@@ -74,8 +74,8 @@ pub fn may_lock(locked: u64, limit: u64, rights: &impl Rights) -> Result<(), Err
     if locked <= limit || rights.has_ipc_lock() { Ok(()) } else { Err(Errno::NOSPC) }
 }
 
-/// Whether a thread's counters are unlinked when it executes another program: as it was asked, and
-/// always if that program has or may read what the thread's observers must not see.
+/// Returns whether exec unlinks a thread's counters: if the control asked for it, or if the new
+/// program is guarded.
 pub const fn ends_at_exec(control: &Control, guarded: bool) -> bool {
     guarded || control.flags & CONTROL_CLOEXEC != 0
 }

@@ -58,7 +58,7 @@ pub fn admit(
         _ => {}
     }
     match request.requester {
-        Requester::Observer => may_count_cpus(rights)?,
+        Requester::Supervisor => may_count_cpus(rights)?,
         Requester::Thread if !descriptor.is_linked => return Err(Errno::SRCH),
         Requester::Thread if !descriptor.is_own => return Err(Errno::PERM),
         Requester::Thread | Requester::Operator | Requester::Holder => {}
@@ -83,7 +83,7 @@ pub const fn info(query: &HvQuery, vcpus: u32, cpu_signature: u32, tsc_khz: u32)
 
 /// The facts of the machine by which an argument is judged.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
+pub struct GuestFacts {
     /// The module's parameter of that name.
     pub paranoid: i32,
     /// The number of possible CPUs.
@@ -100,7 +100,7 @@ pub struct Machine {
 pub fn judge(
     number: u32,
     argument: &[u8],
-    machine: &Machine,
+    machine: &GuestFacts,
     rights: &impl Rights,
 ) -> Result<(), Errno> {
     match number {
@@ -121,7 +121,7 @@ pub fn judge(
     }
 }
 
-fn check_cpu(machine: &Machine, state: &CpuState) -> Result<(), Errno> {
+fn check_cpu(machine: &GuestFacts, state: &CpuState) -> Result<(), Errno> {
     if state.cpu < machine.cpus { Ok(()) } else { Err(Errno::INVAL) }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use zerocopy::IntoBytes;
 
     use super::*;
-    use crate::testing::{INSTRUCTIONS, Machine as TestMachine, Person, control, counter};
+    use crate::testing::{INSTRUCTIONS, Machine, Person, control, counter};
 
     /// Every descriptor that there can be: counters that are linked or one's own are bound.
     fn descriptors() -> Vec<Descriptor> {
@@ -245,13 +245,13 @@ mod tests {
             for descriptor in descriptors() {
                 let _ = admit(request.number, descriptor, &person);
             }
-            let asks = request.requester == Requester::Observer;
+            let asks = request.requester == Requester::Supervisor;
             assert_eq!(person.questions() > 0, asks, "{:#x}", request.number);
         }
     }
 
-    fn machine() -> Machine {
-        Machine { paranoid: 2, cpus: 4, caps: TestMachine::caps() }
+    fn machine() -> GuestFacts {
+        GuestFacts { paranoid: 2, cpus: 4, caps: Machine::caps() }
     }
 
     fn judged<T: IntoBytes + Immutable>(number: u32, argument: &T) -> Result<(), Errno> {
@@ -286,11 +286,11 @@ mod tests {
 
     #[test]
     fn information_is_what_was_asked_of_the_machine() {
-        let caps = WireCaps::from(&TestMachine::caps());
+        let caps = WireCaps::from(&Machine::caps());
         let info = info(&HvQuery { caps, ..HvQuery::default() }, 5, 0x106a3, 2_600_000);
         assert_eq!((info.abi_major, info.abi_minor), (ABI_MAJOR.into(), ABI_MINOR.into()));
         assert_eq!((info.vcpus, info.cpu_signature, info.tsc_khz), (5, 0x106a3, 2_600_000));
-        assert_eq!(PmuCaps::from_wire(&info.caps), Some(TestMachine::caps()));
+        assert_eq!(PmuCaps::from_wire(&info.caps), Some(Machine::caps()));
         assert_eq!((info.features, info.reserved, info.reserved_tail), (3, 0, [0; 9]));
     }
 

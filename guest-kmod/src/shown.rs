@@ -14,7 +14,7 @@
 use shared_abi::Errno;
 
 use crate::hal::Kernel;
-use crate::vcpu::{Cpu, Vcpu};
+use crate::vcpu::{ThisVcpu, Vcpu};
 
 /// [`Subject::kind`]: a program that other programs of its user may look into.
 pub const SUBJECT_OPEN: u32 = 0;
@@ -140,14 +140,14 @@ impl Pages {
     }
 }
 
-/// The action that is needed when a subject comes to execute that may not be seen.
+/// What to do when a subject begins to execute that the observer may not see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
     /// Nothing has to be done: what is registered stays.
     Stay,
     /// The page is unregistered.
     Hide,
-    /// perf's own page is registered in its place, because events here count whatever executes.
+    /// perf's own page is registered in its place, because events here count every subject.
     ShowPerfs,
 }
 
@@ -238,7 +238,7 @@ impl Vcpu {
     }
 }
 
-impl<K: Kernel> Cpu<'_, K> {
+impl<K: Kernel> ThisVcpu<'_, K> {
     /// Brings the vCPU online: its page is registered on trial, and unregistered, because a refusal
     /// has to be known before anybody counts.
     ///
@@ -251,12 +251,12 @@ impl<K: Kernel> Cpu<'_, K> {
         tried.inspect_err(|errno| self.refuse(*errno))
     }
 
-    /// Returns an error unless a page may be registered here, and unregisters what was.
+    /// Checks that a page may be registered here, and unregisters the old one.
     ///
     /// # Errors
     ///
-    /// Why nobody may count here; `BUSY` the CPU counts whatever executes there.  Those of taking
-    /// back what is registered: whoever wanted another page must not count in that one.
+    /// Why nobody may count here; `BUSY` if CPU-wide counting has this CPU.  Also the errors of
+    /// [`unregister`](Self::unregister): the caller must not count in the old page.
     pub fn make_room(&mut self) -> Result<(), Errno> {
         self.vcpu.may_show()?;
         self.unregister().inspect_err(|errno| self.vcpu.fail(*errno))
@@ -618,7 +618,8 @@ mod tests {
             for (leaves, comes) in [(1001, 1002), (1002, 1001)] {
                 let leave = cpu.vcpu.leave_to(&program(comes), None);
                 assert_eq!(leave, Leave::Stay, "nothing is registered");
-                let needed = |cpu: &Cpu<'_, _>| cpu.vcpu.events_need_page_for(&program(leaves));
+                let needed =
+                    |cpu: &ThisVcpu<'_, _>| cpu.vcpu.events_need_page_for(&program(leaves));
                 assert_eq!(needed(cpu), Some(program(leaves)), "no switch is under way");
                 cpu.vcpu.note_who_comes(&program(comes), leave);
                 assert_eq!(needed(cpu), Some(program(comes)));

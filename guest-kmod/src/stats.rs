@@ -61,15 +61,15 @@ stats! {
     read_retries = c"read_retries",
     /// Virtual interrupts of overflows.
     interrupts = c"interrupts",
-    /// Those that found nothing to tell the thread that they interrupted.
+    /// Interrupts without an overflow of the interrupted thread.
     interrupts_stray = c"interrupts_stray",
-    /// Overflows that a thread was told at once.
+    /// Overflows that were reported at once.
     overflows = c"overflows",
-    /// Overflows that a thread was told when it was resumed.
+    /// Overflows that were reported when the thread was resumed.
     overflows_pending = c"overflows_pending",
-    /// Overflows that were told together with the one before of the same counter.
+    /// Overflows that were merged with the one before of the same counter.
     overflows_merged = c"overflows_merged",
-    /// Overflows of which no signal could be sent; the counters went on at once.
+    /// Overflows for which no signal could be sent, so that the counters went on at once.
     signals_lost = c"signals_lost",
     /// Switches in whose cost was measured.
     switch_in_calls = c"switch_in_calls",

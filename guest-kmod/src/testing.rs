@@ -34,7 +34,7 @@ use crate::policy::Rights;
 use crate::ring::Ring;
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
-use crate::vcpu::{Counting, Cpu, Vcpu};
+use crate::vcpu::{Counting, ThisVcpu, Vcpu};
 
 /// Instructions retired in user mode.
 pub(crate) const INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
@@ -54,7 +54,7 @@ pub(crate) fn counter(slot: u32, evntsel: u64) -> CounterConfig {
     CounterConfig { slot, evntsel, ..CounterConfig::default() }
 }
 
-/// Somebody with or without rights, of whom the kernel counts what it is asked.
+/// A caller with chosen rights, which counts how often each is asked for.
 pub(crate) struct Person {
     pub(crate) perfmon: bool,
     pub(crate) locked_down: bool,
@@ -207,10 +207,10 @@ impl Machine {
     pub(crate) fn on<R>(
         &self,
         vcpu: usize,
-        run: impl FnOnce(&mut Cpu<'_, FakeKernel<'_>>) -> R,
+        run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'_>>) -> R,
     ) -> R {
         let fake = &self.vcpus[vcpu];
-        run(&mut Cpu {
+        run(&mut ThisVcpu {
             number: vcpu as u32,
             page: &fake.page,
             vcpu: &mut fake.vcpu.borrow_mut(),

@@ -16,7 +16,7 @@ use crate::ioctl::{Order, Request};
 use crate::overflow::{Overflows, Signal};
 use crate::publish::Publisher;
 use crate::ring::Ring;
-use crate::vcpu::{Counting, Cpu, Loaded};
+use crate::vcpu::{Counting, Loaded, ThisVcpu};
 
 mod plain;
 
@@ -92,7 +92,7 @@ impl ThreadPmu {
     fn switch_in_otherwise<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
     ) -> Option<Signal> {
         if self.running != Running::Suspended {
             return None;
@@ -104,7 +104,7 @@ impl ThreadPmu {
             self.migrations = self.migrations.wrapping_add(1);
             self.publisher.migrated(page, self.migrations);
         }
-        let signal = self.overflows.tell();
+        let signal = self.overflows.report();
         if signal.is_some() {
             cpu.stats.overflows_pending.add(1);
         }
@@ -116,7 +116,7 @@ impl ThreadPmu {
     /// Does [`switch_out`](Self::switch_out) where [`suspend_plainly`](Self::suspend_plainly) does
     /// not suffice.
     #[inline(always)]
-    fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         if self.running != Running::Active {
             return;
         }
@@ -128,7 +128,7 @@ impl ThreadPmu {
     pub fn switch_in_measured<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
     ) -> Option<Signal> {
         let probe = cost::Probe::start(self.cost_slot, cpu);
         let signal = self.switch_in(page, cpu);
@@ -149,14 +149,14 @@ impl ThreadPmu {
     pub fn interrupt<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
     ) -> Option<Signal> {
         if self.running != Running::Active || self.overflows.paused() || !self.overflows.any() {
             return None;
         }
         let probe = cost::Probe::start(self.cost_slot, cpu);
         self.suspend(page, cpu);
-        let signal = self.overflows.tell();
+        let signal = self.overflows.report();
         cpu.stats.overflows.add(u64::from(signal.is_some()));
         self.resume(page, cpu);
         if let (Some(_), Some(instructions)) = (signal, probe.finish(cpu)) {
@@ -174,8 +174,8 @@ impl ThreadPmu {
     }
 
     /// Has everything loaded again, since perf's events beside it have changed. Returns whether the
-    /// thread was found to have overflowed meanwhile, see [`tell`](Self::tell).
-    pub fn load_again<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> bool {
+    /// thread was found to have overflowed meanwhile, see [`report`](Self::report).
+    pub fn load_again<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) -> bool {
         if self.running != Running::Active {
             return false;
         }
@@ -185,11 +185,15 @@ impl ThreadPmu {
         self.overflows.pending()
     }
 
-    /// Returns what to tell the thread at the end of an ioctl, if an overflow of which it has not
-    /// been told was noticed there, or before its counters were stopped.
-    pub fn tell<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> Option<Signal> {
+    /// Returns what to report to the thread at the end of an ioctl, if an overflow that was not
+    /// reported yet was noticed there, or before its counters were stopped.
+    pub fn report<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &mut ThisVcpu<'_, K>,
+    ) -> Option<Signal> {
         if self.overflows.recorded() {
-            self.overflows.tell()
+            self.overflows.report()
         } else if self.overflows.pending() {
             self.interrupt(page, cpu)
         } else {
@@ -205,7 +209,7 @@ impl ThreadPmu {
     pub fn go_on<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
     ) -> Result<(), Errno> {
         if !self.overflows.paused() {
             return Err(Errno::PERM);
@@ -223,7 +227,7 @@ impl ThreadPmu {
 
     /// Notes that the thread could not be told of an overflow: its counters continue, and it is
     /// told of the next.
-    pub fn signal_lost<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    pub fn signal_lost<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         cpu.stats.signals_lost.add(1);
         // The counters are paused, unless the thread has stopped them meanwhile.
         let _ = self.go_on(page, cpu);
@@ -239,7 +243,7 @@ impl ThreadPmu {
     }
 
     /// [`switch_out`](Self::switch_out), counting what it costs.
-    pub fn switch_out_measured<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    pub fn switch_out_measured<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         if self.running != Running::Active {
             return;
         }
@@ -284,7 +288,7 @@ impl ThreadPmu {
     pub fn control<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
         counting: &Counting,
         caps: &PmuCaps,
         control: &Control,
@@ -307,12 +311,12 @@ impl ThreadPmu {
         loaded
     }
 
-    /// `IOC_CONTROL` by the tracer of a thread that is asleep.  It is loaded when the thread goes
-    /// on; if the hypervisor refuses it then, there are no numbers but that reason.
+    /// Serves `IOC_CONTROL` by the tracer of a thread that is asleep.  The configuration is loaded
+    /// when the thread goes on.  If the hypervisor refuses it then, readers get only the error.
     ///
     /// # Errors
     ///
-    /// As [`control`](Self::control), but for those of the hypervisor.
+    /// Those of [`control`](Self::control), except the hypervisor's.
     #[inline(never)]
     pub fn control_asleep(
         &mut self,
@@ -337,14 +341,14 @@ impl ThreadPmu {
     pub fn stop<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
         counting: &Counting,
     ) {
         self.suspend(page, cpu);
         self.stop_asleep(page, counting);
     }
 
-    /// [`stop`](Self::stop) by the tracer of a thread that is asleep.
+    /// Does what [`stop`](Self::stop) does, for the tracer of a thread that is asleep.
     pub fn stop_asleep(&mut self, page: &ThreadPage, counting: &Counting) {
         counting.moved(self.running != Running::Stopped, false);
         self.running = Running::Stopped;
@@ -355,21 +359,22 @@ impl ThreadPmu {
         }
     }
 
-    /// Whole CPUs begin to count while the thread executes on `cpu`: it has no numbers from now on.
-    pub(crate) fn give_way<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) {
+    /// Marks the thread, which executes on `cpu`, as not counted, because CPU-wide counting begins.
+    /// Its readers get `BUSY` from now on.
+    pub(crate) fn give_way<K: Kernel>(&mut self, page: &ThreadPage, cpu: &ThisVcpu<'_, K>) {
         self.suspend(page, cpu);
         if self.running == Running::Suspended {
             self.fail(page, Errno::BUSY);
         }
     }
 
-    /// `IOC_READ` by the thread itself: fills in its sums up to now.  They are advanced in place,
-    /// since a copy of them would be a tenth of what a request costs.
+    /// Serves `IOC_READ` by the thread itself: fills in its sums up to now.  It advances them in
+    /// place, because a copy of them would cost a tenth of the whole request.
     ///
     /// # Errors
     ///
     /// Returns why there are no numbers.  `sums` may have changed then.
-    pub fn read<K: Kernel>(&self, cpu: &Cpu<'_, K>, sums: &mut Sums) -> Result<(), Errno> {
+    pub fn read<K: Kernel>(&self, cpu: &ThisVcpu<'_, K>, sums: &mut Sums) -> Result<(), Errno> {
         if let Some(errno) = self.failure {
             return Err(errno);
         }
@@ -383,22 +388,22 @@ impl ThreadPmu {
         Ok(())
     }
 
-    /// Has the thread's counters loaded.
+    /// Loads the thread's configuration, unless it is loaded already.
     #[inline(always)]
-    fn load<K: Kernel>(&mut self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
-        if cpu.still(self.loaded) { Ok(()) } else { self.load_anew(cpu) }
+    fn load<K: Kernel>(&mut self, cpu: &mut ThisVcpu<'_, K>) -> Result<(), Errno> {
+        if cpu.is_still_loaded(self.loaded) { Ok(()) } else { self.load_anew(cpu) }
     }
 
-    /// [`load`](Self::load), of sampling ones with their distances to the next overflow.
+    /// Loads the configuration, with each sampling counter's distance to its next overflow.
     #[inline(never)]
-    fn load_anew<K: Kernel>(&mut self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
+    fn load_anew<K: Kernel>(&mut self, cpu: &mut ThisVcpu<'_, K>) -> Result<(), Errno> {
         self.loaded = None;
         if self.overflows.paused() {
             return cpu.load_beside(&Config::NONE);
         }
         if !self.overflows.any() {
             cpu.load_beside(&self.config)?;
-            self.loaded = Some(cpu.now());
+            self.loaded = Some(cpu.loaded());
             return Ok(());
         }
         // In place: nobody else asks for these periods, and a copy would be on the stack.
@@ -474,7 +479,7 @@ impl ThreadPmu {
     }
 
     #[inline(always)]
-    fn resume<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    fn resume<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         if self.running != Running::Suspended || self.failure.is_some() {
             return;
         }
@@ -498,12 +503,12 @@ impl ThreadPmu {
     }
 
     #[inline(always)]
-    fn sample_start<K: Kernel>(&mut self, cpu: &Cpu<'_, K>) -> Result<(), Errno> {
+    fn sample_start<K: Kernel>(&mut self, cpu: &ThisVcpu<'_, K>) -> Result<(), Errno> {
         cpu.sample(live(&self.order, &self.overflows), &mut self.start)
     }
 
     #[inline(always)]
-    fn suspend<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) {
+    fn suspend<K: Kernel>(&mut self, page: &ThreadPage, cpu: &ThisVcpu<'_, K>) {
         if self.running != Running::Active {
             return;
         }

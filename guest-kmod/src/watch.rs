@@ -10,15 +10,19 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 use crate::refcount::increment_unless_zero;
 
-/// Counters that nobody reads go on for so long, because programs that stop often start again soon:
-/// they find their configuration loaded, and no CPU is interrupted.  Unit: ms.
+/// How long counters that nobody reads keep running, unit: ms.
+///
+/// Programs that stop often start again soon: they find their configuration loaded, and no CPU is
+/// interrupted.
 pub const STOP_DELAY_MS: u32 = 100;
 
-/// Pages that nobody needs stay registered for so long, and users without counters keep theirs: at
-/// the end of the watch code is patched on all CPUs.  Unit: ms.
+/// How long pages that nobody needs stay registered, unit: ms.
+///
+/// A user without counters keeps its pages for the same time.  The end of the watch costs much,
+/// because it patches code on all CPUs.
 pub const UNWATCH_DELAY_MS: u32 = 10_000;
 
-/// Whether switches are watched, and by how many.
+/// The state of the watch: how many watchers there are, and whether switches are watched.
 #[derive(Debug, Default)]
 pub struct Watch {
     watchers: AtomicU32,
@@ -26,22 +30,23 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Switches are not watched.
+    /// Makes the state in which switches are not watched.
     pub const fn new() -> Self {
         Self { watchers: AtomicU32::new(0), watching: AtomicBool::new(false) }
     }
 
-    /// Whether the watch has to begin before somebody joins.  C holds its lock of the watch.
+    /// Returns whether the watch has to begin before a watcher is added.  C holds its lock of the
+    /// watch.
     pub fn must_begin(&self) -> bool {
         !self.watching.load(SeqCst)
     }
 
-    /// Switches are watched from now on.  C holds its lock of the watch.
+    /// Notes that switches are watched from now on.  C holds its lock of the watch.
     pub fn began(&self) {
         self.watching.store(true, SeqCst);
     }
 
-    /// Somebody may need pages registered from now on.  C holds its lock of the watch.
+    /// Adds a watcher.  C holds its lock of the watch.
     pub fn join(&self) {
         self.watchers.fetch_add(1, SeqCst);
     }
@@ -53,23 +58,25 @@ impl Watch {
         increment_unless_zero(&self.watchers)
     }
 
-    /// One of them does not any more.
+    /// Removes one watcher.
     pub fn leave(&self) {
         self.watchers.fetch_sub(1, SeqCst);
     }
 
-    /// Whether a CPU is to take its page back: asked there, since somebody may have joined.
+    /// Returns whether there is no watcher, so that a CPU is to take its page back.  The CPU itself
+    /// asks this, because a watcher may have been added meanwhile.
     pub fn is_idle(&self) -> bool {
         self.watchers.load(SeqCst) == 0
     }
 
-    /// Whether the watch could end, once no page is registered.  C holds its lock of the watch.
+    /// Returns whether the watch may end as soon as no page is registered.  C holds its lock of the
+    /// watch.
     pub fn may_end(&self) -> bool {
         self.watching.load(SeqCst) && self.is_idle()
     }
 
-    /// The watch ends if nobody has joined and no page is `shown`: one that the hypervisor refuses
-    /// to let go stays watched.  Gives whether it has ended.  C holds its lock of the watch.
+    /// Ends the watch if there is no watcher and no page is `shown`.  Returns whether it has ended.
+    /// The watch goes on while the hypervisor keeps a page.  C holds its lock of the watch.
     pub fn end(&self, shown: bool) -> bool {
         let ends = self.may_end() && !shown;
         if ends {

@@ -104,12 +104,12 @@ pub(crate) struct Accounting {
     /// The kind of guest that the guests' counter is programmed for.
     pub(crate) rings: Rings,
     /// Whether the counters are limited to guests and to their host.
-    pub(crate) told_apart: bool,
+    pub(crate) limited: bool,
 }
 
 impl Accounting {
     pub(crate) const NONE: Self =
-        Self { session: 0, hypervisor: 0, rings: Rings::Folded, told_apart: false };
+        Self { session: 0, hypervisor: 0, rings: Rings::Folded, limited: false };
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::arch;
 use crate::driver::{AccountSlots, Driver};
 use crate::guest::Rings;
 use crate::hal::Pmu;
-use crate::pcpu::Cpu;
+use crate::pcpu::ThisCpu;
 
 /// Counters with fewer bits could wrap twice between two reads.
 const WIDTH_MIN: u32 = 40;
@@ -47,7 +47,7 @@ impl Driver {
     }
 
     /// Begins a session.  The caller holds the glue's lock, and then has each physical CPU call
-    /// [`Cpu::account`].
+    /// [`ThisCpu::account`].
     ///
     /// # Errors
     ///
@@ -62,13 +62,13 @@ impl Driver {
     }
 
     /// Ends the session, and returns whether there was one.  The caller holds the glue's lock, and
-    /// then has each physical CPU call [`Cpu::account`].
+    /// then has each physical CPU call [`ThisCpu::account`].
     pub fn end_accounts(&self) -> bool {
         self.session.lease.end()
     }
 
     /// Begins to answer the control domain.  If this returns true, each physical CPU has to call
-    /// [`Cpu::account`] before the accounts are [added](Self::add_account), and the lease is
+    /// [`ThisCpu::account`] before the accounts are [added](Self::add_account), and the lease is
     /// renewed.  The caller holds the glue's lock.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Driver {
     }
 }
 
-impl<P: Pmu> Cpu<'_, P> {
+impl<P: Pmu> ThisCpu<'_, P> {
     /// Adds what was counted here since the last call to the account of the vCPU that is current, a
     /// guest with these `rings`.  If a session has begun, this begins to count; if it has ended,
     /// this stops.  Returns whether the CPU counts, and this is to be called at the next switch.
@@ -132,21 +132,21 @@ impl<P: Pmu> Cpu<'_, P> {
 
     /// A guest with these `rings` goes on next.
     pub fn account_next(&mut self, rings: Rings) {
-        let Accounting { session, rings: held, told_apart, .. } = self.pcpu.accounting;
-        if session != 0 && told_apart && rings != held {
+        let Accounting { session, rings: held, limited, .. } = self.pcpu.accounting;
+        if session != 0 && limited && rings != held {
             self.select_guest(rings);
         }
     }
 
     fn begin_accounts(&mut self, slots: AccountSlots, session: u64, rings: Rings) {
         self.stop_accounts(slots);
-        let told_apart = arch::tells_guests_apart(&self.driver.caps, self.pmu);
+        let limited = arch::can_limit_selectors(&self.driver.caps, self.pmu);
         self.pmu.write_register(self.driver.registers.counter(slots.guest), 0);
         let hypervisor = self.pmu.counter(slots.hypervisor.counter_index());
-        self.pcpu.accounting = Accounting { session, hypervisor, rings, told_apart };
+        self.pcpu.accounting = Accounting { session, hypervisor, rings, limited };
         self.select_guest(rings);
         if let Some(evntsel) = self.driver.registers.evntsel(slots.hypervisor) {
-            let selector = arch::of_hypervisor(self.driver.session.evntsel(), told_apart);
+            let selector = arch::of_hypervisor(self.driver.session.evntsel(), limited);
             self.pmu.write_register(evntsel, selector);
         }
     }
@@ -155,8 +155,8 @@ impl<P: Pmu> Cpu<'_, P> {
         let Some(slots) = self.driver.accounts else { return };
         self.pcpu.accounting.rings = rings;
         if let Some(evntsel) = self.driver.registers.evntsel(slots.guest) {
-            let told_apart = self.pcpu.accounting.told_apart;
-            let selector = arch::of_guest(self.driver.session.evntsel(), rings, told_apart);
+            let limited = self.pcpu.accounting.limited;
+            let selector = arch::of_guest(self.driver.session.evntsel(), rings, limited);
             self.pmu.write_register(evntsel, selector);
         }
     }

@@ -8,9 +8,9 @@
 use shared_abi::PhysSlot;
 use shared_abi::hypercall::{BRANCHES_MAX, HvBranches};
 
-use crate::arch::{Filter, Record};
+use crate::arch::{BranchRecord, Filter};
 use crate::hal::Pmu;
-use crate::pcpu::Cpu;
+use crate::pcpu::ThisCpu;
 
 /// What a vCPU has recorded, and is to record.
 #[derive(Debug)]
@@ -20,12 +20,16 @@ pub(crate) struct Branches {
     /// not asked for.
     slots: u32,
     count: u32,
-    record: [Record; BRANCHES_MAX],
+    record: [BranchRecord; BRANCHES_MAX],
 }
 
 impl Branches {
-    pub(crate) const NONE: Self =
-        Self { filter: Filter::NONE, slots: 0, count: 0, record: [Record::NONE; BRANCHES_MAX] };
+    pub(crate) const NONE: Self = Self {
+        filter: Filter::NONE,
+        slots: 0,
+        count: 0,
+        record: [BranchRecord::NONE; BRANCHES_MAX],
+    };
 
     /// Sets what is to be recorded from now on, and forgets what was.
     pub(crate) fn select(&mut self, filter: Filter) {
@@ -45,7 +49,7 @@ impl Branches {
 
     /// Begins to record, in the guest's kernel or in its user mode, on a CPU whose records may be
     /// another vCPU's.
-    pub(crate) fn begin<P: Pmu>(&self, cpu: &mut Cpu<'_, P>, in_kernel: bool) {
+    pub(crate) fn begin<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, in_kernel: bool) {
         if !self.filter.is_none() {
             cpu.begin_records(self.filter);
         }
@@ -54,12 +58,12 @@ impl Branches {
 
     /// The guest goes on in its kernel or in its user mode.
     #[inline(always)]
-    pub(crate) fn change_mode<P: Pmu>(&self, cpu: &mut Cpu<'_, P>, in_kernel: bool) {
+    pub(crate) fn change_mode<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, in_kernel: bool) {
         cpu.record(self.filter.records(in_kernel));
     }
 
     /// Reads the records for the counters `slots`, which were just seen to have overflowed.
-    pub(crate) fn read<P: Pmu>(&mut self, cpu: &Cpu<'_, P>, slots: u32) {
+    pub(crate) fn read<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>, slots: u32) {
         if slots == 0 || self.filter.is_none() {
             return;
         }

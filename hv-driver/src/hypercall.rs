@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a guest is given of what it asks for by hypercall.
+//! Decides about hypercalls.
 //!
-//! The hypervisor copies the caller's bytes once, between [`authorize`], which asks who calls, and
-//! [`serve`], which asks for what; everything here works on that copy.
+//! [`authorize`] checks the caller, and [`serve`] the argument.  Between the two the hypervisor
+//! copies the caller's bytes once; everything here works on that copy.
 
 use shared_abi::hypercall::{
     FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvBranches,
@@ -19,7 +19,7 @@ use crate::arch::Filter;
 use crate::driver::Driver;
 use crate::guest::{Guest, Rings};
 use crate::hal::Pmu;
-use crate::pcpu::Cpu;
+use crate::pcpu::ThisCpu;
 use crate::vcpu::Vcpu;
 
 /// The size of the largest argument, unit: bytes.
@@ -121,13 +121,13 @@ pub trait Caller {
     /// Returns the kind of guest, if it can be given counters.
     fn guest(&self) -> Option<Guest>;
     /// Runs `work` with interrupts disabled.
-    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>) -> R) -> R;
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>) -> R) -> R;
     /// Runs `work` with interrupts disabled on the caller's state and page.  Returns `None` if the
     /// caller has no page.  The last argument of `work` is [`is_allowed`](Self::is_allowed), which
     /// nobody can change meanwhile.
     fn on_vcpu<R>(
         &mut self,
-        work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
+        work: impl FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
     ) -> Option<R>;
     /// Has the host's other users of the counters give them to the driver, if the caller has a page
     /// and may count.  This may wait.
@@ -155,8 +155,8 @@ pub trait Caller {
     fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno>;
     /// Adds up what the driver has done on all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
-    /// Has the physical CPUs that are asked for sample, see [`Cpu::start_samples`].  The event is
-    /// one that the host may count.
+    /// Has the physical CPUs that are asked for sample, see [`ThisCpu::start_samples`].  The event
+    /// is one that the host may count.
     ///
     /// # Errors
     ///

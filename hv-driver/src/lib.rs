@@ -4,16 +4,16 @@
 //!
 //! * [`Vcpu`] holds a virtual CPU's sums and configuration, and is the state machine; its sampling
 //!   counters are in `sampling`, what kind of guest it belongs to in [`guest`].
-//! * [`Cpu`] is the physical CPU that executes; [`Pcpu`] knows what its selectors hold, and whose
-//!   events its counters.
+//! * [`ThisCpu`] is the physical CPU that executes; [`Pcpu`] knows what its selectors hold, and
+//!   whose events its counters hold.
 //! * [`Driver`] is what all CPUs share: capabilities, registers, and settings as [`settings`] reads
 //!   them.
-//! * [`policy`] is who may count, [`demand`] whether anybody does, [`serial`] how domains are told
-//!   apart.
+//! * [`policy`] decides who may count, [`demand`] knows whether anybody does, and [`serial`] gives
+//!   each domain a number that no other domain has.
 //! * [`reserve`] takes the counters from a host that has another use for them, and gives them back.
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
-//! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
+//! * [`nmi`] distinguishes the PMU's interrupts from others, where all are non-maskable ones.
 //! * [`profile`] samples the host itself, for its administrator, as long as a `lease` lasts.
 //! * `branches` has the branches that a vCPU has taken before its counters overflowed.
 //! * [`accounting`] counts what each vCPU executes, and what the hypervisor executes meanwhile, in
@@ -57,7 +57,7 @@ pub use driver::Driver;
 pub use guest::Guest;
 pub use hal::{Pmu, Probe};
 pub use nmi::{ExpectedInterrupts, Nmi};
-pub use pcpu::{Cpu, Pcpu};
+pub use pcpu::{Pcpu, ThisCpu};
 pub use policy::{Policy, PolicyChange};
 pub use profile::SampleRing;
 pub use publish::Left;

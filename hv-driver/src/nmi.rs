@@ -2,12 +2,13 @@
 //! Whether a non-maskable interrupt is the PMU's, on hosts where the PMU interrupts by one.
 //!
 //! Such interrupts come for other reasons, too: memory errors, a watchdog, the administrator's
-//! button.  Those must reach whoever waits for them, also while a guest counts that never ends.  So
-//! the driver claims an interrupt only if a counter has overflowed that was to interrupt, and that
-//! nobody has claimed one for.  Intel's local APICs tell it by themselves.
+//! button.  These interrupts must reach their own handlers, even while a guest counts for a long
+//! time.  So the driver claims an interrupt only if a counter has overflowed that was to interrupt,
+//! and if no earlier interrupt was claimed for that overflow.  On Intel's CPUs the mask bit of the
+//! local APIC's entry shows it without the counters.
 //!
-//! An interrupt comes at any moment, also while the core is at work, so what it looks at is apart
-//! from the rest: atomics, and what the counters hold.
+//! An interrupt comes at any moment, also while the core is at work.  So its handler looks only at
+//! atomics and at the counters' values.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};

@@ -81,7 +81,7 @@ impl Default for Pcpu {
 
 /// The physical CPU that executes the code.  Interrupts are disabled as long as this exists.
 #[derive(Debug)]
-pub struct Cpu<'a, P> {
+pub struct ThisCpu<'a, P> {
     /// The state that all CPUs share.
     pub driver: &'a Driver,
     /// The CPU's own state.
@@ -92,7 +92,7 @@ pub struct Cpu<'a, P> {
     pub number: u32,
 }
 
-impl<P: Pmu> Cpu<'_, P> {
+impl<P: Pmu> ThisCpu<'_, P> {
     /// Takes over a CPU that comes up, for the first time or again.  Its registers may hold
     /// anything.
     ///
@@ -216,11 +216,15 @@ impl<P: Pmu> Cpu<'_, P> {
     }
 
     /// Runs `entry`, whose kind is `hook` (`HOOK_*`), and adds its work to the statistics.
-    pub(crate) fn enter(&mut self, hook: usize, entry: impl FnOnce(&mut Cpu<'_, Metered<'_, P>>)) {
+    pub(crate) fn enter(
+        &mut self,
+        hook: usize,
+        entry: impl FnOnce(&mut ThisCpu<'_, Metered<'_, P>>),
+    ) {
         let metered = Metered::new(self.pmu);
         let cost = self.driver.cost_index().filter(|_| self.pcpu.counts());
         let before = cost.map_or(0, |index| self.pmu.counter(index));
-        entry(&mut Cpu {
+        entry(&mut ThisCpu {
             driver: self.driver,
             pcpu: self.pcpu,
             pmu: &metered,

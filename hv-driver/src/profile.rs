@@ -24,7 +24,7 @@ use crate::arch;
 use crate::driver::Driver;
 use crate::hal::Pmu;
 use crate::nmi::ExpectedInterrupts;
-use crate::pcpu::Cpu;
+use crate::pcpu::ThisCpu;
 
 /// Number of samples that a physical CPU keeps until they are taken.
 const RECORDS: usize = 4096;
@@ -255,7 +255,7 @@ fn move_to_guest(at: &mut HvSample, left: &HvPlace) {
     }
 }
 
-impl<P: Pmu> Cpu<'_, P> {
+impl<P: Pmu> ThisCpu<'_, P> {
     /// Begins to sample this CPU, whose ring and expected interrupts of the host's counter these
     /// are.  `profile` is what [`Driver::accepts_profile`] has accepted.
     ///
@@ -418,14 +418,14 @@ mod tests {
             host
         }
 
-        fn cpu(&mut self) -> Cpu<'_, Hardware> {
-            Cpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.pmu, number: 7 }
+        fn cpu(&mut self) -> ThisCpu<'_, Hardware> {
+            ThisCpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.pmu, number: 7 }
         }
 
         fn start(&mut self) -> bool {
             let Self { driver, pcpu, pmu, expected, ring } = self;
             driver.accepts_profile(&PROFILE).unwrap();
-            Cpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &PROFILE)
+            ThisCpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &PROFILE)
         }
 
         /// Has samples of the hypervisor say where guests were left.
@@ -433,12 +433,12 @@ mod tests {
             let profile = HvProfile { flags: PROFILE_AT_GUESTS, ..PROFILE };
             self.driver.accepts_profile(&profile).unwrap();
             let Self { driver, pcpu, pmu, expected, ring } = self;
-            Cpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &profile);
+            ThisCpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &profile);
         }
 
         fn stop(&mut self) {
             let Self { driver, pcpu, pmu, expected, .. } = self;
-            Cpu { driver, pcpu, pmu, number: 7 }.stop_samples(expected);
+            ThisCpu { driver, pcpu, pmu, number: 7 }.stop_samples(expected);
         }
 
         fn nmi(&self) -> bool {

@@ -87,7 +87,7 @@ impl Publisher {
     }
 
     /// Makes the writer of a page to which `writes` writes were made before.
-    pub(crate) const fn after(writes: u64) -> Self {
+    pub(crate) const fn continuing(writes: u64) -> Self {
         Self { writes }
     }
 
@@ -198,7 +198,7 @@ impl Left {
     // It is not inlined, because some hypervisors' stacks are small.
     #[inline(never)]
     pub fn of(page: &VcpuPage, caps: &PmuCaps) -> Result<Self, Errno> {
-        left(page, caps)
+        parse_left(page, caps)
     }
 
     pub(crate) fn sum(&self, slot: PhysSlot) -> u64 {
@@ -206,7 +206,7 @@ impl Left {
     }
 }
 
-fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
+fn parse_left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     let flags = page.flags.load(Relaxed);
     if page.magic.load(Relaxed) != VCPU_PAGE_MAGIC
         || !has_counts_of_vcpu(page.abi.load(Relaxed))

@@ -2,9 +2,9 @@
 //! A vCPU's sampling counters (i-mode).
 //!
 //! They are preset so that they overflow after their period, stopped while they are not running,
-//! and kept across switches of the vCPU.  That one has overflowed is seen in its value whenever it
-//! is folded, so an interrupt that comes late, when another vCPU executes already, adds nothing:
-//! the virtual interrupt goes to the vCPU whose counter it was.
+//! and kept across switches of the vCPU.  Whenever a counter is folded, its value shows whether it
+//! has overflowed, and the virtual interrupt goes to the vCPU whose counter it is.  So an interrupt
+//! that comes late, when another vCPU executes already, adds nothing.
 
 use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_SLOTS;
@@ -12,7 +12,7 @@ use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot};
 
 use crate::hal::Pmu;
-use crate::pcpu::Cpu;
+use crate::pcpu::ThisCpu;
 use crate::settings::Rate;
 use crate::shares::Shares;
 
@@ -32,8 +32,9 @@ pub(crate) struct Sampling {
     window_overflows: u64,
     /// What the counters held when the vCPU was switched out.
     held: [u64; MAX_SLOTS],
-    /// Those that have overflowed where nobody has said yet, and those of which it is known.
+    /// Slots that have overflowed and whose place is not known yet.
     unplaced: u32,
+    /// Slots that have overflowed and whose place is known.
     placed: u32,
     places: [HvPlace; MAX_SLOTS],
 }
@@ -106,7 +107,12 @@ impl Sampling {
 
     /// Takes an event back that a counter is about to count, so that its overflow comes when the
     /// guest has reached its period.  Returns whether the counter will still overflow.
-    pub(crate) fn take_back<P: Pmu>(&self, cpu: &Cpu<'_, P>, slot: PhysSlot, mask: u64) -> bool {
+    pub(crate) fn take_back<P: Pmu>(
+        &self,
+        cpu: &ThisCpu<'_, P>,
+        slot: PhysSlot,
+        mask: u64,
+    ) -> bool {
         let sign = mask & !(mask >> 1);
         let raw = cpu.pmu.counter(slot.counter_index());
         let overflows = self.armed & slot.bit() != 0 && raw & sign != 0;
@@ -121,7 +127,7 @@ impl Sampling {
     pub(crate) fn hold(&mut self, pmu: &impl Pmu, each: impl Fn(PhysSlot, u64)) {
         for slot in slots_of(self.slots) {
             if let Some(held) = self.held.get_mut(slot.index()) {
-                // Never 0, see `Cpu::acknowledge`; once it has overflowed it may hold anything.
+                // Never 0, see `ThisCpu::acknowledge`; once it has overflowed it may hold anything.
                 *held = pmu.counter(slot.counter_index()).max(1);
                 each(slot, *held);
             }
@@ -129,7 +135,7 @@ impl Sampling {
     }
 
     /// Writes the saved values back into the counters.
-    pub(crate) fn restore<P: Pmu>(&self, cpu: &Cpu<'_, P>) {
+    pub(crate) fn restore<P: Pmu>(&self, cpu: &ThisCpu<'_, P>) {
         for slot in slots_of(self.slots) {
             if let Some(&held) = self.held.get(slot.index()) {
                 cpu.pmu.write_register(cpu.driver.registers.counter(slot), held);

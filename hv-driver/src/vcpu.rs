@@ -20,7 +20,7 @@ use crate::branches::Branches;
 use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
-use crate::pcpu::{Cpu, Owner};
+use crate::pcpu::{Owner, ThisCpu};
 use crate::publish::{self, Left, Publisher, State};
 use crate::sampling::Sampling;
 use crate::serial::DomainSerial;
@@ -88,7 +88,7 @@ impl Vcpu {
     /// The calling vCPU registers `page`.  The guest is in its kernel.  With `left`, the counts
     /// begin with what another hypervisor has left in the page; otherwise they begin with 0.
     pub fn register<P: Pmu>(
-        cpu: &mut Cpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         who: &Registration,
         left: Option<&Left>,
@@ -99,7 +99,7 @@ impl Vcpu {
         // Who was forbidden before loads anew.
         state.direct &= who.allowed;
         state.tsc_start = who.guest.clock.guest(cpu.pmu.clock());
-        let mut publisher = Publisher::after(left.map_or(0, |left| left.writes));
+        let mut publisher = Publisher::continuing(left.map_or(0, |left| left.writes));
         let gate = Gate::new(caps, who.guest.rings);
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
         if cpu.admit(owner) {
@@ -136,7 +136,7 @@ impl Vcpu {
 
     /// Goes on with what the vCPU counted before its guest was restored.  The vCPU has just
     /// registered the page with the same `left`.
-    pub fn go_on<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, left: &Left) {
+    pub fn go_on<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, left: &Left) {
         self.replace(cpu, page, &left.config, GuestMode::Kernel);
     }
 
@@ -144,7 +144,7 @@ impl Vcpu {
     ///
     /// The page belongs to the guest again.  Until the hypervisor has forgotten this vCPU's state,
     /// an interrupt or a revocation may still call the driver, but writes nothing to the page.
-    pub fn unregister<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+    pub fn unregister<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
         self.stop(cpu, page);
         self.record(cpu, Filter::NONE);
         self.state.executing = false;
@@ -154,7 +154,7 @@ impl Vcpu {
 
     /// The vCPU, which is switched in, gets another state, for example because its guest is reset.
     /// Its page is no longer registered, and the driver does not write to it.
-    pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
+    pub fn abandon<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>) {
         cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);
         self.record(cpu, Filter::NONE);
         self.configure(cpu.driver, &Config::default());
@@ -167,19 +167,19 @@ impl Vcpu {
     /// in its kernel.
     ///
     /// The caller has checked that the host allows its domain to count, and that the CPU counts.
-    pub fn load<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, config: &Config) {
+    pub fn load<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, config: &Config) {
         self.state.direct = true;
         self.replace(cpu, page, config, GuestMode::Kernel);
     }
 
     /// Stops counting for the calling vCPU.  The guest is in its kernel.  The sums stay.
-    pub fn stop<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+    pub fn stop<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
         self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
     }
 
-    /// The host forbids the vCPU's domain to count.  Nothing counts from now on, and direct reads
-    /// are refused until the guest loads again.
-    pub fn revoke<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+    /// Stops the vCPU's counters, because the host forbids its domain to count.  Direct reads are
+    /// refused until the guest loads again.
+    pub fn revoke<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
         if self.state.direct {
             self.state.direct = false;
             self.record(cpu, Filter::NONE);
@@ -188,14 +188,14 @@ impl Vcpu {
     }
 
     /// Returns whether the vCPU's branches can be recorded.  The driver has to know when the guest
-    /// changes its mode, which it does of [`Rings::Folded`].
+    /// changes its mode, which it knows only for [`Rings::Folded`].
     pub fn can_record(&self) -> bool {
         self.rings == Rings::Folded
     }
 
     /// Forgets which branches the calling vCPU has taken, and records from now on those that
     /// `filter` selects.  The guest is in its kernel.
-    pub fn record<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, filter: Filter) {
+    pub fn record<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, filter: Filter) {
         self.branches.select(filter);
         self.plain = self.is_plain(cpu.driver);
         cpu.enter(HOOK_LOAD, |cpu| self.branches.begin(cpu, true));
@@ -203,7 +203,7 @@ impl Vcpu {
 
     fn replace<P: Pmu>(
         &mut self,
-        cpu: &mut Cpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         config: &Config,
         mode: GuestMode,
@@ -233,7 +233,7 @@ impl Vcpu {
     /// If an overflow is seen here, the guest gets its interrupt when the vCPU is switched in
     /// again. Returns whether an overflow was seen; the caller then calls
     /// [`overflowed_at`](Self::overflowed_at).
-    pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
+    pub fn switch_from<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
@@ -264,7 +264,7 @@ impl Vcpu {
     /// allows its domain to count.  Returns whether to send the guest the virtual interrupt.
     pub fn switch_to<P: Pmu>(
         &mut self,
-        cpu: &mut Cpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
         allowed: bool,
@@ -307,10 +307,15 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// The next instruction enters the guest in `mode`.  If the CPU counts this instruction as the
-    /// guest's, it is taken back from what the guest counts.
+    /// Prepares for the next instruction, which enters the guest in `mode`.  If the CPU counts this
+    /// instruction as the guest's, it is taken back from what the guest counts.
     #[inline(always)]
-    pub fn enter_guest<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, mode: GuestMode) {
+    pub fn enter_guest<P: Pmu>(
+        &mut self,
+        cpu: &mut ThisCpu<'_, P>,
+        page: &VcpuPage,
+        mode: GuestMode,
+    ) {
         let counts = match mode {
             GuestMode::User => self.counts_entry_user,
             GuestMode::Kernel => self.counts_entry_kernel,
@@ -322,7 +327,7 @@ impl Vcpu {
 
     /// Takes back one event of each of these slots, which are running.
     #[inline(never)]
-    fn take_back<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, slots: u32) {
+    fn take_back<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, slots: u32) {
         let _writing = self.publisher.begin(page);
         for slot in slots_of(slots) {
             let samples = self.sampling.slots() & slot.bit() != 0;
@@ -338,12 +343,12 @@ impl Vcpu {
         self.clock = clock;
     }
 
-    /// The guest enters `mode` from the other mode.  Returns whether to send it the virtual
-    /// interrupt.
+    /// Handles the guest's change to `mode` from the other mode.  Returns whether to send it the
+    /// virtual interrupt.
     #[inline(always)]
     pub fn toggle<P: Pmu>(
         &mut self,
-        cpu: &mut Cpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
@@ -363,7 +368,7 @@ impl Vcpu {
     #[inline(never)]
     fn toggle_otherwise<P: Pmu>(
         &mut self,
-        cpu: &mut Cpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
@@ -404,14 +409,15 @@ impl Vcpu {
         }
     }
 
-    /// The PMU has interrupted while this vCPU is current.  Returns whether to send the guest the
-    /// virtual interrupt.  This is false if the overflow was another vCPU's, or was seen before.
+    /// Handles an interrupt of the PMU, which comes while this vCPU is current.  Returns whether to
+    /// send the guest the virtual interrupt.  This is false if the overflow was another vCPU's, or
+    /// was seen before.
     ///
     /// The hypervisor may make a vCPU current before it is switched in.  The result is then false:
     /// the interrupt belongs to another vCPU, and the guest's registers may not be loaded yet, so
     /// that the place is not known.  [`switch_to`](Self::switch_to) reports an overflow that was
     /// seen.
-    pub fn interrupt<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
+    pub fn interrupt<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) -> bool {
         if !self.state.executing {
             cpu.enter(HOOK_INTERRUPT, |cpu| cpu.acknowledge());
             return false;
@@ -520,7 +526,7 @@ impl Vcpu {
     }
 
     /// Presets the sampling counters, if there are any.
-    fn arm<P: Pmu>(&mut self, cpu: &Cpu<'_, P>) {
+    fn arm<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>) {
         if self.sampling.slots() == 0 {
             return;
         }
@@ -532,7 +538,7 @@ impl Vcpu {
 
 /// Stops the slots in `outside` until the guest is entered.  Their selectors would let them count
 /// the hypervisor, too.
-fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
+fn close<P: Pmu>(cpu: &mut ThisCpu<'_, P>, outside: u32, inside: u32) {
     if outside != 0 && cpu.pcpu.counts() {
         cpu.enable_except(outside);
     }
@@ -547,7 +553,7 @@ fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
 /// If the PMU is not the driver's, both values are 0, and the hypervisor then has the hardware load
 /// nothing.  Such a CPU may not have the register, and could not enter the guest if it had to load
 /// it.
-fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
+fn load_at_switch<P: Pmu>(cpu: &ThisCpu<'_, P>, outside: u32, inside: u32) {
     if outside == 0 {
         return;
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use hv_driver::guest::Rings;
 use hv_driver::settings::{HostFacts, Options};
-use hv_driver::{Account, Cpu, Driver, Identity, Pcpu, Pmu, Probe};
+use hv_driver::{Account, Driver, Identity, Pcpu, Pmu, Probe, ThisCpu};
 use shared_abi::hypercall::{
     ACCOUNT_UNDIVIDED, ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, HvAccounting, HvAccounts,
 };
@@ -140,8 +140,8 @@ impl Core {
         core
     }
 
-    fn on<R>(&mut self, driver: &Driver, work: impl FnOnce(&mut Cpu<'_, Hardware>) -> R) -> R {
-        work(&mut Cpu { driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 })
+    fn on<R>(&mut self, driver: &Driver, work: impl FnOnce(&mut ThisCpu<'_, Hardware>) -> R) -> R {
+        work(&mut ThisCpu { driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 })
     }
 
     /// A vCPU executes so much, and so does the hypervisor; then it is switched out.

@@ -10,7 +10,7 @@ use hv_driver::arch::Filter;
 use hv_driver::guest::{Clock, Rings};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Cpu, Driver, Guest, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings, Vcpu,
+    Driver, Guest, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings, ThisCpu, Vcpu,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
@@ -165,8 +165,8 @@ impl Host {
         host
     }
 
-    fn cpu(&mut self) -> Cpu<'_, Hardware> {
-        Cpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 }
+    fn cpu(&mut self) -> ThisCpu<'_, Hardware> {
+        ThisCpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 }
     }
 
     /// Vcpu 0 of this domain registers its page, and loads a counter that samples both modes.
@@ -514,7 +514,7 @@ fn each_register_is_tried_before_it_is_used() {
         let driver = Driver::new(&nehalem(), &SETTINGS).unwrap();
         let hardware = Hardware { missing: Some(missing), ..Hardware::new() };
         let mut pcpu = Pcpu::new();
-        let mut cpu = Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &hardware, number: 0 };
+        let mut cpu = ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &hardware, number: 0 };
         assert_eq!(cpu.come_up(&driver.boot), Err(Refusal::Register(missing)));
     }
 }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use hv_driver::guest::Rings;
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Cpu, Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings,
-    Vcpu,
+    Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings,
+    ThisCpu, Vcpu,
 };
 use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::config::MODE_SAMPLING;
@@ -155,9 +155,9 @@ impl Host {
         host
     }
 
-    fn cpu(&mut self) -> Cpu<'_, Registers> {
+    fn cpu(&mut self) -> ThisCpu<'_, Registers> {
         let Self { driver, registers, pcpu, number } = self;
-        Cpu { driver, pcpu, pmu: registers, number: *number }
+        ThisCpu { driver, pcpu, pmu: registers, number: *number }
     }
 
     fn come_up(&mut self) {

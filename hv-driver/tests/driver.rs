@@ -10,7 +10,7 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Cpu, Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu,
+    Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, ThisCpu, Vcpu,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
@@ -148,7 +148,7 @@ impl Probe for FakePmu {
 /// A physical CPU like the boot CPU has come up.
 fn come_up(driver: &Driver, pmu: &FakePmu) -> Pcpu {
     let mut pcpu = Pcpu::new();
-    Cpu { driver, pcpu: &mut pcpu, pmu, number: 0 }.come_up(&driver.boot).unwrap();
+    ThisCpu { driver, pcpu: &mut pcpu, pmu, number: 0 }.come_up(&driver.boot).unwrap();
     pcpu
 }
 
@@ -195,23 +195,23 @@ impl Machine {
     fn with(driver: Driver, guest: Guest) -> Self {
         let (pmu, page) = (FakePmu::default(), VcpuPage::default());
         let mut pcpu = come_up(&driver, &pmu);
-        let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
+        let cpu = &mut ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
         let vcpu = Vcpu::register(cpu, &page, &Registration { guest, ..pv_of(1) }, None);
         Self { driver, pmu, pcpu, page, vcpu }
     }
 
-    fn cpu(&mut self) -> Cpu<'_, FakePmu> {
-        Cpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.pmu, number: 0 }
+    fn cpu(&mut self) -> ThisCpu<'_, FakePmu> {
+        ThisCpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.pmu, number: 0 }
     }
 
     /// Runs `work` on physical CPU `number` with the vCPU.
     fn on<R>(
         &mut self,
         number: u32,
-        work: impl FnOnce(&mut Vcpu, &mut Cpu<'_, FakePmu>, &VcpuPage) -> R,
+        work: impl FnOnce(&mut Vcpu, &mut ThisCpu<'_, FakePmu>, &VcpuPage) -> R,
     ) -> R {
         let Self { driver, pmu, pcpu, page, vcpu } = self;
-        work(vcpu, &mut Cpu { driver, pcpu, pmu, number }, page)
+        work(vcpu, &mut ThisCpu { driver, pcpu, pmu, number }, page)
     }
 
     fn load(&mut self, counters: &[CounterConfig]) {
@@ -1412,15 +1412,15 @@ mod requests {
         fn guest(&self) -> Option<Guest> {
             self.guest
         }
-        fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, FakePmu>) -> R) -> R {
+        fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, FakePmu>) -> R) -> R {
             work(&mut self.machine.cpu())
         }
         fn on_vcpu<R>(
             &mut self,
-            work: impl FnOnce(&mut Cpu<'_, FakePmu>, &mut Vcpu, &VcpuPage, bool) -> R,
+            work: impl FnOnce(&mut ThisCpu<'_, FakePmu>, &mut Vcpu, &VcpuPage, bool) -> R,
         ) -> Option<R> {
             let allowed = self.allowed;
-            let work = |vcpu: &mut Vcpu, cpu: &mut Cpu<'_, FakePmu>, page: &VcpuPage| {
+            let work = |vcpu: &mut Vcpu, cpu: &mut ThisCpu<'_, FakePmu>, page: &VcpuPage| {
                 work(cpu, vcpu, page, allowed)
             };
             self.registered.then(|| self.machine.on(0, work))

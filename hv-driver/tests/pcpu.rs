@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use hv_driver::{Cpu, Driver, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Settings};
+use hv_driver::{Driver, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Settings, ThisCpu};
 use shared_abi::read::Counters;
 
 const NEHALEM: Identity = Identity {
@@ -105,7 +105,7 @@ fn come_up(
     cpuid: &Identity,
     pmu: &Memory,
 ) -> Result<(), Refusal> {
-    Cpu { driver, pcpu, pmu, number: 0 }.come_up(cpuid)
+    ThisCpu { driver, pcpu, pmu, number: 0 }.come_up(cpuid)
 }
 
 /// Bit 4n + 1 of IA32_FIXED_CTR_CTRL has fixed counter n count in user mode (SDM volume 3, 20.2.2).
@@ -129,7 +129,7 @@ fn a_cpu_like_the_boot_cpu_counts_and_is_left_as_it_was() {
         assert!(pcpu.counts());
         let own = driver.cost.and_then(|slot| driver.registers.evntsel(slot));
         assert_eq!(own.map(|msr| pmu.held(msr)), measure_cost.then_some(0x42_00c0));
-        Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 }.go_down();
+        ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 }.go_down();
         assert!(!pcpu.counts());
         assert_eq!(pmu.held(GLOBAL_CTRL), FOUND, "as it was found");
         let kept = |msr: &u32| ![GLOBAL_CTRL, GLOBAL_OVF_CTRL].contains(msr);
@@ -266,14 +266,14 @@ fn guests_do_not_read_counters_of_several_cores_that_others_use() {
     assert!(!driver_on(&ZEN, false).guest_reads_exit, "there are none");
     assert_eq!(come_up(&driver, &mut pcpu, &WITH_UNCORE, &pmu), Ok(()));
     assert_eq!(UNCORE.map(|msr| pmu.held(msr)), [0x43_0004; 4], "they go on");
-    let cpu = Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
+    let cpu = ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
     for index in 0..6 {
         assert_eq!(cpu.read_for_guest(index), Some(READ + u64::from(index)));
     }
     for index in [6, 9, 10, 15, 16, 0x4000_0000, u32::MAX] {
         assert_eq!(cpu.read_for_guest(index), None, "{index:#x}");
     }
-    let refused = Cpu { driver: &driver, pcpu: &mut Pcpu::new(), pmu: &pmu, number: 1 };
+    let refused = ThisCpu { driver: &driver, pcpu: &mut Pcpu::new(), pmu: &pmu, number: 1 };
     assert_eq!((refused.read_for_guest(0), refused.read_for_guest(6)), (Some(0), None));
 }
 

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use hv_driver::guest::Guest;
-use hv_driver::pcpu::Cpu;
+use hv_driver::pcpu::ThisCpu;
 use hv_driver::settings::Settings;
 use hv_driver::vcpu::{GuestMode, Registration};
 use hv_driver::{Driver, Identity, Pcpu, Pmu, Probe, Rate, Vcpu};
@@ -88,7 +88,7 @@ impl Machine {
         let settings = Settings { measure_cost, ..Settings::new(rate) };
         let driver = Driver::new(&cpuid, &settings).unwrap();
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());
-        let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
+        let cpu = &mut ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
         cpu.come_up(&cpuid).unwrap();
         let registration = Registration { id: 3, domain: 1, guest: Guest::pv(), allowed: true };
         let vcpu = Vcpu::register(cpu, &page, &registration, None);
@@ -98,11 +98,11 @@ impl Machine {
     /// The writes of `work`.
     fn writes<R>(
         &mut self,
-        work: impl FnOnce(&mut Vcpu, &mut Cpu<'_, Registers>, &VcpuPage) -> R,
+        work: impl FnOnce(&mut Vcpu, &mut ThisCpu<'_, Registers>, &VcpuPage) -> R,
     ) -> Vec<(u32, u64)> {
         let Self { driver, registers, pcpu, page, vcpu } = self;
         registers.writes.borrow_mut().clear();
-        work(vcpu, &mut Cpu { driver, pcpu, pmu: registers, number: 0 }, page);
+        work(vcpu, &mut ThisCpu { driver, pcpu, pmu: registers, number: 0 }, page);
         registers.writes.take()
     }
 

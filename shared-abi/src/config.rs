@@ -188,9 +188,8 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
-    /// Returns the configuration that counts what both count, or `None` if they use the same
-    /// counter for different events, or if one of them interrupts.
-    pub fn beside(&self, other: &Config) -> Option<Config> {
+    /// Does what [`joined`](Self::joined) does, but returns `None` also if one of them interrupts.
+    pub fn joined_unless_sampling(&self, other: &Config) -> Option<Config> {
         if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
     }
 
@@ -361,7 +360,7 @@ mod tests {
         let slots = [0, 2].map(|n| PhysSlot::general(n).unwrap());
         slots.iter().for_each(|&slot| config.set_period(slot, 7));
         assert_eq!(slots.map(|slot| config.period(slot)), [0, 7]);
-        assert_eq!(config.beside(&config), None, "both sample");
+        assert_eq!(config.joined_unless_sampling(&config), None, "both sample");
     }
 
     #[test]
@@ -394,12 +393,18 @@ mod tests {
         let of = |counters: &[CounterConfig]| Config::new(&caps(), counters).unwrap();
         let (a, b) = (counter(0, INSTRUCTIONS_USER), counter(17, EVNTSEL_USR | EVNTSEL_EN));
         let c = counter(2, 0xc4 | EVNTSEL_USR | EVNTSEL_EN);
-        assert_eq!(of(&[a, b]).beside(&of(&[c, b])), Some(of(&[a, b, c])));
-        assert_eq!(Config::default().beside(&of(&[a])), Some(of(&[a])));
+        assert_eq!(of(&[a, b]).joined_unless_sampling(&of(&[c, b])), Some(of(&[a, b, c])));
+        assert_eq!(Config::default().joined_unless_sampling(&of(&[a])), Some(of(&[a])));
         let clash = counter(0, INSTRUCTIONS_USER | EVNTSEL_OS);
-        assert_eq!(of(&[a, b]).beside(&of(&[c, clash])), None);
+        assert_eq!(of(&[a, b]).joined_unless_sampling(&of(&[c, clash])), None);
         let sampling = of(&[CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..c }]);
-        assert_eq!((of(&[a]).beside(&sampling), sampling.beside(&of(&[a]))), (None, None));
+        assert_eq!(
+            (
+                of(&[a]).joined_unless_sampling(&sampling),
+                sampling.joined_unless_sampling(&of(&[a]))
+            ),
+            (None, None)
+        );
     }
 
     #[test]

@@ -176,7 +176,7 @@ fn attempt<'a, const TSC: bool>(
     }
 }
 
-/// Why the last attempt failed, after which a page had changed like this.
+/// Returns the error of the last attempt, given how the stamps changed.
 ///
 /// Whoever takes the counters away usually changes a page, before or soon after.  So a reader that
 /// could not read a counter looks at the pages again, as often as after any other disturbance.

@@ -41,7 +41,7 @@ pub enum Requester {
     Thread,
     /// Only a caller that may observe the whole system may make the request.  Others get `EPERM`,
     /// and everybody gets `EACCES` in a kernel that is locked down.
-    Observer,
+    Supervisor,
 }
 
 /// One row of the table of requests.
@@ -72,7 +72,7 @@ const fn row(number: u32, access: Access, binding: Binding, requester: Requester
 pub const REQUESTS: [Request; 14] = {
     use Access::{Reads, Writes};
     use Binding::{Any, Bound, Unbound};
-    use Requester::{Holder, Observer, Operator, Thread};
+    use Requester::{Holder, Operator, Supervisor, Thread};
     [
         row(ioctl::IOC_READ, Reads, Bound, Holder),
         row(ioctl::IOC_RESUME, Writes, Bound, Operator),
@@ -84,10 +84,10 @@ pub const REQUESTS: [Request; 14] = {
         row(ioctl::IOC_READ_CONTROL, Reads, Bound, Holder),
         row(ioctl::IOC_UNLINK, Writes, Bound, Operator),
         row(ioctl::IOC_RING, Writes, Bound, Thread),
-        row(ioctl::IOC_CPU_CONTROL, Writes, Any, Observer),
-        row(ioctl::IOC_CPU_START, Writes, Any, Observer),
-        row(ioctl::IOC_CPU_STOP, Writes, Any, Observer),
-        row(ioctl::IOC_CPU_READ, Reads, Any, Observer),
+        row(ioctl::IOC_CPU_CONTROL, Writes, Any, Supervisor),
+        row(ioctl::IOC_CPU_START, Writes, Any, Supervisor),
+        row(ioctl::IOC_CPU_STOP, Writes, Any, Supervisor),
+        row(ioctl::IOC_CPU_READ, Reads, Any, Supervisor),
     ]
 };
 

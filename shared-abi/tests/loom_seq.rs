@@ -84,7 +84,7 @@ fn a_reader_never_goes_back_in_time() {
     });
 }
 
-/// Both words of two pages, one of which tells which of the others counts, as in a thread's read.
+/// Reads both words of two pages, where one page names the second, as in a thread's read.
 #[test]
 fn two_pages_are_read_as_one() {
     loom::model(|| {

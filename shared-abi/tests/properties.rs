@@ -198,7 +198,7 @@ proptest! {
         prop_assert_eq!(both.is_some(), expected.is_some());
         prop_assert_eq!(both, two.joined(&one));
         let samples = one.sampling() | two.sampling() != 0;
-        prop_assert_eq!(one.beside(&two), both.filter(|_| !samples));
+        prop_assert_eq!(one.joined_unless_sampling(&two), both.filter(|_| !samples));
         if let (Some(both), Some(expected)) = (both, expected) {
             prop_assert!(same(&both, &expected), "{:?}", both);
             prop_assert!(both.includes(&one) && both.includes(&two));

@@ -52,7 +52,7 @@ impl Hypervisor {
         let build_id = &here.build_id;
         let file = match xen_syms {
             Some(path) => {
-                let (path, facts) = given(path, build_id.as_deref())?;
+                let (path, facts) = check_xen_syms(path, build_id.as_deref())?;
                 if build_id.is_none() {
                     tell(format_args!(
                         "Xen does not say its build-id, so nobody knows whether {} is its file",
@@ -99,7 +99,7 @@ impl Hypervisor {
 }
 
 /// Checks that this is the file of the Xen that is running.
-fn given(path: &Path, running: Option<&str>) -> Result<(PathBuf, Facts)> {
+fn check_xen_syms(path: &Path, running: Option<&str>) -> Result<(PathBuf, Facts)> {
     let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;
     let facts = Facts::read(&path);
     let name = path.display();
@@ -119,7 +119,7 @@ fn given(path: &Path, running: Option<&str>) -> Result<(PathBuf, Facts)> {
 fn of_this(running: Option<&str>, candidates: Vec<PathBuf>) -> Option<(PathBuf, Facts)> {
     // One that cannot be checked is not taken unless the user names it.
     running?;
-    candidates.iter().find_map(|path| given(path, running).ok())
+    candidates.iter().find_map(|path| check_xen_syms(path, running).ok())
 }
 
 /// Returns the files that may have Xen's functions.
@@ -299,15 +299,16 @@ mod tests {
     fn the_file_must_be_that_of_the_running_xen() {
         let this = std::env::current_exe().unwrap();
         let own = Facts::read(&this).build_id.unwrap();
-        let (path, facts) = given(&this, Some(&own)).unwrap();
+        let (path, facts) = check_xen_syms(&this, Some(&own)).unwrap();
         assert_eq!((path, facts.build_id.as_ref()), (fs::canonicalize(&this).unwrap(), Some(&own)));
-        let error = given(&this, Some("00ff")).unwrap_err().to_string();
+        let error = check_xen_syms(&this, Some("00ff")).unwrap_err().to_string();
         let said = format!("build-id {own} found, but the Xen that is running has 00ff");
         assert!(error.ends_with(&said), "{error}");
-        let error = given("/proc/self/maps".as_ref(), Some("00ff")).unwrap_err().to_string();
+        let error =
+            check_xen_syms("/proc/self/maps".as_ref(), Some("00ff")).unwrap_err().to_string();
         assert!(error.ends_with("this is no executable file, such as xen-syms"), "{error}");
-        assert!(given("/nowhere".as_ref(), None).is_err());
-        assert!(given(&this, None).is_ok(), "nobody can check it");
+        assert!(check_xen_syms("/nowhere".as_ref(), None).is_err());
+        assert!(check_xen_syms(&this, None).is_ok(), "nobody can check it");
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Source {
             (Provider::Paravirt, Some(caps)) => {
                 Self::Paravirt(Box::new(sampling(&caps, &events, 0, SIGNAL)?))
             }
-            (Provider::Tsc, _) => return Err(here.nobody(events[0]).into()),
+            (Provider::Tsc, _) => return Err(here.no_provider_error(events[0]).into()),
             _ => Self::Native(events),
         })
     }

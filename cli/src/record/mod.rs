@@ -237,7 +237,9 @@ fn of_programs(
         events.iter().map(|event| options.profile(provider(), event)).collect();
     match target {
         Target::Program(_) => traced(&here, target, events, profiles, signals),
-        _ if here.description.provider == Provider::Tsc => Err(here.nobody(events[0]).into()),
+        _ if here.description.provider == Provider::Tsc => {
+            Err(here.no_provider_error(events[0]).into())
+        }
         _ => attached::run(target, &events, profiles, signals),
     }
 }
@@ -258,7 +260,7 @@ fn traced(
 /// Returns what is said of a profile, a line each.
 fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(profile.threads.len() as u64, profile.who());
+    let threads = counted(profile.threads.len() as u64, profile.thread_noun());
     let mut lines = vec![format!("{samples} of {threads} in {}{event}", output.display())];
     // A host's always says so.
     if profile.lost > 0 || profile.host.is_some() {

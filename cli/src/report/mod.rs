@@ -289,7 +289,7 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 pub fn summary(profile: &Profile) -> String {
     let Profile { period, frequency, event, provider, threads, .. } = profile;
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(threads.len() as u64, profile.who());
+    let threads = counted(threads.len() as u64, profile.thread_noun());
     let [event, provider] = [event, provider].map(|text| harmless(text));
     let every = match frequency {
         Some(frequency) => {

@@ -227,8 +227,9 @@ pub extern "C" fn perfctr_core_close_cpus(by: u64) {
 }
 
 impl OnVcpu<'_> {
-    /// Starts to count whatever executes here, with this CPU's counters and as they were set, while
-    /// the mutex of the CPUs is held; see [`Cpu::start_cpu_wide`](guest_kmod::Cpu::start_cpu_wide).
+    /// Starts to count everything that executes on this CPU, with this CPU's counters and as they
+    /// were set, while the mutex of the CPUs is held; see
+    /// [`ThisVcpu::start_cpu_wide`](guest_kmod::ThisVcpu::start_cpu_wide).
     pub(crate) fn start_cpu_wide(
         &mut self,
         counters: &ThreadObject,
@@ -250,7 +251,7 @@ impl OnVcpu<'_> {
     }
 
     /// Stops counting whatever executes here, if it does; see
-    /// [`Cpu::stop_cpu_wide`](guest_kmod::Cpu::stop_cpu_wide).
+    /// [`ThisVcpu::stop_cpu_wide`](guest_kmod::ThisVcpu::stop_cpu_wide).
     pub(crate) fn stop_cpu_wide(&mut self) {
         let counters = self.object().cpu_wide.running.replace(null());
         // SAFETY: they are freed after each CPU has been called to stop, and before that a CPU that

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, coun
 ///
 /// If the registered page may not show the event, perf's page is registered in its place; see
 /// [`Vcpu::event_needs_page`](guest_kmod::Vcpu::event_needs_page) and
-/// [`Cpu::add_event`](guest_kmod::Cpu::add_event).
+/// [`ThisVcpu::add_event`](guest_kmod::ThisVcpu::add_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_add(
     mut vcpu: OnVcpu<'_>,
@@ -86,7 +86,7 @@ pub extern "C" fn perfctr_core_event_add(
 
 /// Removes an event, and returns for how long it was stalled.
 ///
-/// See [`Cpu::remove_event`](guest_kmod::Cpu::remove_event) and
+/// See [`ThisVcpu::remove_event`](guest_kmod::ThisVcpu::remove_event) and
 /// [`Vcpu::event_goes`](guest_kmod::Vcpu::event_goes).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_remove(
@@ -105,7 +105,7 @@ pub extern "C" fn perfctr_core_event_remove(
     stalled
 }
 
-/// Lets an event count; see [`Cpu::start_event`](guest_kmod::Cpu::start_event).
+/// Lets an event count; see [`ThisVcpu::start_event`](guest_kmod::ThisVcpu::start_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_start(
     mut vcpu: OnVcpu<'_>,
@@ -123,7 +123,7 @@ pub extern "C" fn perfctr_core_event_stop(mut vcpu: OnVcpu<'_>, index: u32) {
 }
 
 /// Returns what an event has counted since this was called last; see
-/// [`Cpu::progress_of_event`](guest_kmod::Cpu::progress_of_event).
+/// [`ThisVcpu::progress_of_event`](guest_kmod::ThisVcpu::progress_of_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_progress(
     mut vcpu: OnVcpu<'_>,
@@ -147,7 +147,7 @@ pub extern "C" fn perfctr_core_event_next_period(mut vcpu: OnVcpu<'_>, index: u3
 }
 
 /// Returns which registers the sample of an event gets; see
-/// [`Cpu::registers_of_event`](guest_kmod::Cpu::registers_of_event).
+/// [`ThisVcpu::registers_of_event`](guest_kmod::ThisVcpu::registers_of_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_registers(
     mut vcpu: OnVcpu<'_>,
@@ -158,7 +158,7 @@ pub extern "C" fn perfctr_core_event_registers(
 }
 
 /// Fills in the branches before the overflow of an event; see
-/// [`Cpu::branches_of_event`](guest_kmod::Cpu::branches_of_event).
+/// [`ThisVcpu::branches_of_event`](guest_kmod::ThisVcpu::branches_of_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_branches(
     mut vcpu: OnVcpu<'_>,
@@ -169,7 +169,7 @@ pub extern "C" fn perfctr_core_event_branches(
 }
 
 /// Another thread is about to execute; see
-/// [`Cpu::forget_records`](guest_kmod::Cpu::forget_records).
+/// [`ThisVcpu::forget_records`](guest_kmod::ThisVcpu::forget_records).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_forget_records(mut vcpu: OnVcpu<'_>) {
     vcpu.cpu().forget_records();
@@ -193,14 +193,14 @@ pub extern "C" fn perfctr_core_events_enable(
 }
 
 /// Returns whether each event's stall is to be settled; see
-/// [`Cpu::events_are_unsettled`](guest_kmod::Cpu::events_are_unsettled).
+/// [`ThisVcpu::events_are_unsettled`](guest_kmod::ThisVcpu::events_are_unsettled).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_unsettled(mut vcpu: OnVcpu<'_>) -> bool {
     vcpu.cpu().events_are_unsettled()
 }
 
 /// Returns for how long an event was stalled; see
-/// [`Cpu::settle_event`](guest_kmod::Cpu::settle_event).
+/// [`ThisVcpu::settle_event`](guest_kmod::ThisVcpu::settle_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_settle(
     mut vcpu: OnVcpu<'_>,

@@ -258,11 +258,11 @@ pub extern "C" fn perfctr_core_signal_lost(mut thread: OnThread<'_>, mut vcpu: O
     pmu.signal_lost(page, &mut vcpu.cpu());
 }
 
-/// Returns what to report to the thread after an ioctl; see [`ThreadPmu::tell`] and `pack`.
+/// Returns what to report to the thread after an ioctl; see [`ThreadPmu::report`] and `pack`.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_tell(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
+pub extern "C" fn perfctr_core_report(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
     let (pmu, page) = thread.pmu();
-    pack(pmu.tell(page, &mut vcpu.cpu()))
+    pack(pmu.report(page, &mut vcpu.cpu()))
 }
 
 /// Stops the thread's counters; see [`ThreadPmu::stop`].  Without a vCPU the thread is asleep.

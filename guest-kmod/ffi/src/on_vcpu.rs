@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use guest_kmod::overflow::Signal;
 use guest_kmod::thread::{Switch, switch_in, switch_out};
-use guest_kmod::{Cpu, ThreadPmu};
+use guest_kmod::{ThisVcpu, ThreadPmu};
 use shared_abi::ThreadPage;
 
 use crate::{Linux, ThreadObject, VcpuObject, pack};
@@ -32,9 +32,9 @@ impl<'a> OnVcpu<'a> {
 
     /// Returns the vCPU for the core.
     #[inline(always)]
-    pub(crate) fn cpu(&mut self) -> Cpu<'_, Linux> {
+    pub(crate) fn cpu(&mut self) -> ThisVcpu<'_, Linux> {
         let object = self.object;
-        Cpu {
+        ThisVcpu {
             number: object.number,
             // SAFETY: before a user's page is freed, this field is set to perf's page again, which
             // is freed with the object.
@@ -115,7 +115,7 @@ impl<'a> Present<'a> {
     }
 }
 
-/// [`OnVcpu`] for what a thread does to itself; no vCPU if its tracer keeps it asleep.
+/// The right to the thread's vCPU, or none while a tracer keeps it asleep.
 #[repr(transparent)]
 pub struct OnVcpuOrAsleep<'a> {
     object: Option<&'a VcpuObject>,
@@ -143,7 +143,7 @@ impl Switch for Here<'_> {
     type Notice = u64;
 
     #[inline(always)]
-    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, Linux>) {
+    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, ThisVcpu<'_, Linux>) {
         let (pmu, page) = self.thread.pmu();
         (pmu, page, self.vcpu.cpu())
     }

@@ -6,7 +6,7 @@ use core::slice;
 
 use guest_kmod::mapping::{Mappable, Mapped, Mapping, may_map};
 use guest_kmod::policy::{Rights, may_lock};
-use guest_kmod::requests::{Descriptor, Machine, admit, info, judge};
+use guest_kmod::requests::{Descriptor, GuestFacts, admit, info, judge};
 use shared_abi::Errno;
 use shared_abi::ioctl::{Control, IOC_CONTROL, IOC_RESUME, Info};
 use shared_abi::requests::ARGUMENT_BYTES_MAX;
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn perfctr_core_judge(
 ) -> c_int {
     // SAFETY: C's copy of the caller's argument, of which it has filled so many bytes.
     let argument = unsafe { slice::from_raw_parts(argument.cast::<u8>(), bytes as usize) };
-    let machine = pmu().map(|caps| Machine { paranoid, cpus, caps });
+    let machine = pmu().map(|caps| GuestFacts { paranoid, cpus, caps });
     to_return(machine.and_then(|machine| judge(number, argument, &machine, &Caller)))
 }
 

@@ -91,7 +91,7 @@ pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Pre
 }
 
 impl OnVcpu<'_> {
-    /// See [`Cpu::come_online`](guest_kmod::Cpu::come_online).
+    /// See [`ThisVcpu::come_online`](guest_kmod::ThisVcpu::come_online).
     fn come_online(&mut self) -> Result<(), Errno> {
         let bound = self.object().bound.get();
         let hidden = bound.and_then(|()| may_come_online()).and_then(|()| self.hide());
@@ -109,7 +109,7 @@ impl OnVcpu<'_> {
     }
 
     /// Takes the vCPU offline, and stops what counts for the whole CPU; see
-    /// [`Cpu::go_offline`](guest_kmod::Cpu::go_offline).
+    /// [`ThisVcpu::go_offline`](guest_kmod::ThisVcpu::go_offline).
     fn go_offline(&mut self) {
         let object = self.object();
         object.bound.set(Err(Errno::NXIO));

@@ -81,8 +81,8 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 		return NMI_DONE;
 	/*
 	 * The entry is unmasked before the page is looked at, so that no later
-	 * interrupt is lost. This exits from the guest, also at the NMI of
-	 * somebody else; but the core's question would do that then, too.
+	 * interrupt is lost. A foreign NMI costs an exit here; the core's
+	 * hypercall would cost it anyway.
 	 */
 	if (line->is_masked_by_nmi)
 		unmask();

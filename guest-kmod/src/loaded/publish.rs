@@ -63,8 +63,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes that the thread runs: what its vCPU had counted when the thread came, its TSC and
-    /// the thread's counters, and which vCPU that is, if it is not the one before.
+    /// Publishes the starts of a resumed thread, and its vCPU if that has changed.
     #[inline(always)]
     pub(crate) fn resumed(
         &mut self,

@@ -26,7 +26,7 @@ pub struct Vcpu {
     /// The reason for which no thread may count here: there is no page, which is `NXIO` while the
     /// vCPU is offline, or the CPU counts whatever executes there (`BUSY`).
     gate: Result<(), Errno>,
-    /// The configuration that the hypervisor was last told to program.
+    /// The configuration that the hypervisor was last reported to program.
     loaded: Config,
     /// A number that changes whenever what is loaded changes, or whether anything may be loaded.
     generation: NonZeroU64,
@@ -39,7 +39,7 @@ pub struct Vcpu {
     pub(crate) pages: Pages,
     /// perf's events that are here.
     pub(crate) events: Events,
-    /// The branches that the hypervisor was last told to record.
+    /// The branches that the hypervisor was last reported to record.
     pub(crate) recorded: u32,
 }
 
@@ -65,8 +65,8 @@ impl Vcpu {
         self.judge_loaded();
     }
 
-    /// Decides anew what follows from what is loaded: whether this vCPU has to be called when
-    /// nobody counts any more, and whether the kernel's own threads may be seen.
+    /// Updates the two flags that depend on the loaded configuration: whether this vCPU has to be
+    /// called when nobody counts any more, and whether it must not show the kernel's own threads.
     pub(crate) fn judge_loaded(&mut self) {
         let loaded = &self.loaded;
         self.pages.loaded(loaded.slots() != 0, loaded.slots_in_ring(EVNTSEL_OS) != 0);
@@ -170,7 +170,7 @@ pub(crate) struct Loaded {
 
 /// The vCPU that executes this, with interrupts disabled.
 #[derive(Debug)]
-pub struct Cpu<'a, K> {
+pub struct ThisVcpu<'a, K> {
     /// Its number: the index of its page in the mapping.
     pub number: u32,
     /// Its page.
@@ -183,7 +183,7 @@ pub struct Cpu<'a, K> {
     pub kernel: &'a K,
 }
 
-impl<'a, K: Kernel> Cpu<'a, K> {
+impl<'a, K: Kernel> ThisVcpu<'a, K> {
     /// Has the hypervisor publish this vCPU's counters in its page, which is frame `gfn`, for
     /// `observer` to read.
     ///
@@ -291,22 +291,22 @@ impl<'a, K: Kernel> Cpu<'a, K> {
     /// Is not inlined, since the union of both configurations is on the stack.
     #[inline(never)]
     fn replace_beside(&mut self, config: &Config) -> Result<(), Errno> {
-        match &self.vcpu.loaded.beside(config) {
+        match &self.vcpu.loaded.joined_unless_sampling(config) {
             Some(both) if is_direct(self.page) => self.replace(both),
             _ => self.replace(config),
         }
     }
 
-    /// Returns what is loaded here now, to be compared with later.
+    /// Returns a mark of what is loaded here, for [`is_still_loaded`](Self::is_still_loaded).
     #[inline(always)]
-    pub(crate) fn now(&self) -> Loaded {
+    pub(crate) fn loaded(&self) -> Loaded {
         Loaded { vcpu: self.number, generation: self.vcpu.generation }
     }
 
-    /// Returns whether exactly that is still loaded here.
+    /// Returns whether exactly that configuration is still loaded here.
     #[inline(always)]
-    pub(crate) fn still(&self, before: Option<Loaded>) -> bool {
-        before == Some(self.now()) && is_direct(self.page)
+    pub(crate) fn is_still_loaded(&self, before: Option<Loaded>) -> bool {
+        before == Some(self.loaded()) && is_direct(self.page)
     }
 
     /// Forbids threads to count here from now on, or allows it again.
@@ -392,10 +392,11 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         Ok(())
     }
 
-    /// Counts a virtual interrupt of an overflow, which was the present thread's if `told`.
-    pub fn count_interrupt(&self, told: bool) {
+    /// Counts a virtual interrupt.  `reported` says whether an overflow of the present thread was
+    /// found, which is reported to that thread.
+    pub fn count_interrupt(&self, reported: bool) {
         self.stats.interrupts.add(1);
-        self.stats.interrupts_stray.add(u64::from(!told));
+        self.stats.interrupts_stray.add(u64::from(!reported));
     }
 
     /// Samples `Phys*` of the TSC and of `slots`; see [`sample_vcpu_into`].

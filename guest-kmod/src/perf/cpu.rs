@@ -11,9 +11,9 @@ use crate::perf::event::EventConfig;
 use crate::perf::held::Progress;
 use crate::perf::sample::Registers;
 use crate::thread::ThreadPmu;
-use crate::vcpu::Cpu;
+use crate::vcpu::ThisVcpu;
 
-impl<K: Kernel> Cpu<'_, K> {
+impl<K: Kernel> ThisVcpu<'_, K> {
     /// Adds an event, with perf's PMU disabled. It does not count yet. Returns the number by which
     /// it is known on this vCPU.
     ///
@@ -63,7 +63,7 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Has events count again after perf has changed what counts, or after an interrupt that came
     /// while it counted. `thread` executes if it has counters. Returns whether the thread was found
-    /// to have overflowed meanwhile, see [`ThreadPmu::tell`].
+    /// to have overflowed meanwhile, see [`ThreadPmu::report`].
     pub fn enable_events(&mut self, thread: Option<(&mut ThreadPmu, &ThreadPage)>) -> bool {
         self.fold_events();
         self.vcpu.forget_who_comes();

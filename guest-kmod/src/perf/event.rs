@@ -91,9 +91,13 @@ impl EventAttr {
         user | kernel
     }
 
-    /// Refuses what would not be counted or sampled as it is asked for: only the guest's two modes
-    /// are told apart, a sample comes after the instruction, and no thread can be sent a signal
-    /// where an event counts.
+    /// Refuses attributes that the driver cannot honour:
+    ///
+    /// - to count another kind of event, or one that needs further registers;
+    /// - to leave out the idle thread, because only the guest's two modes are distinguished;
+    /// - to have a sample at the very instruction, because it is taken after the instruction;
+    /// - to send a signal from where the event is counted, because no thread can get one there;
+    /// - to have the kernel's registers, because only some of them are known.
     fn check(&self) -> Result<(), Errno> {
         if !matches!(self.kind, TYPE_HARDWARE | TYPE_RAW) {
             return Err(Errno::NOENT);
@@ -124,8 +128,8 @@ impl EventAttr {
         branches::filter(self.branch_sample_type)
     }
 
-    /// Returns the period to begin with if it is sampled so many times a second, or 0. perf itself
-    /// would begin with one event, and a storm of interrupts.
+    /// Returns the period to begin with if a number of samples in a second is asked for, or else 0.
+    /// perf itself would begin with a period of one event, and so with a storm of interrupts.
     pub const fn first_period(&self) -> u64 {
         if !self.has(flags::FREQ) {
             return 0;

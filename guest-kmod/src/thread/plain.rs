@@ -12,7 +12,7 @@ use shared_abi::count::log_thread;
 use super::{Running, ThreadPmu};
 use crate::hal::Kernel;
 use crate::overflow::Signal;
-use crate::vcpu::Cpu;
+use crate::vcpu::ThisVcpu;
 
 /// A thread and the vCPU on which it is switched, as the code that switches it has them.
 pub trait Switch: Sized {
@@ -23,7 +23,7 @@ pub trait Switch: Sized {
     type Notice: Default;
 
     /// Returns the thread's counters, its page, and the vCPU.
-    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, Self::Kernel>);
+    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, ThisVcpu<'_, Self::Kernel>);
 
     /// Registers the page of the thread's user, if the thread needs that page to be resumed.
     fn show_page(&mut self);
@@ -94,7 +94,7 @@ fn out_otherwise<S: Switch>(mut switch: S) {
 struct Borrowed<'a, 'b, K> {
     pmu: &'a mut ThreadPmu,
     page: &'a ThreadPage,
-    cpu: &'a mut Cpu<'b, K>,
+    cpu: &'a mut ThisVcpu<'b, K>,
 }
 
 impl<K: Kernel> Switch for Borrowed<'_, '_, K> {
@@ -102,9 +102,9 @@ impl<K: Kernel> Switch for Borrowed<'_, '_, K> {
     type Notice = Option<Signal>;
 
     #[inline(always)]
-    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, K>) {
-        let Cpu { number, page, ref mut vcpu, stats, kernel } = *self.cpu;
-        (self.pmu, self.page, Cpu { number, page, vcpu, stats, kernel })
+    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, ThisVcpu<'_, K>) {
+        let ThisVcpu { number, page, ref mut vcpu, stats, kernel } = *self.cpu;
+        (self.pmu, self.page, ThisVcpu { number, page, vcpu, stats, kernel })
     }
 
     fn show_page(&mut self) {}
@@ -119,13 +119,13 @@ impl ThreadPmu {
     pub fn switch_in<K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
+        cpu: &mut ThisVcpu<'_, K>,
     ) -> Option<Signal> {
         switch_in(Borrowed { pmu: self, page, cpu })
     }
 
     /// [`switch_out`].
-    pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         switch_out(Borrowed { pmu: self, page, cpu });
     }
 
@@ -133,9 +133,9 @@ impl ThreadPmu {
     /// [`resume_plainly`](Self::resume_plainly): nothing has to be loaded, and there is nothing to
     /// tell the thread.  Otherwise returns 0.
     #[inline(always)]
-    fn plain_counters_in<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> usize {
+    fn plain_counters_in<K: Kernel>(&self, cpu: &ThisVcpu<'_, K>) -> usize {
         // Counters that sample, or have failed, are never noted as loaded.
-        let plain = self.running == Running::Suspended && self.loaded == Some(cpu.now());
+        let plain = self.running == Running::Suspended && self.loaded == Some(cpu.loaded());
         if plain { self.order.len() } else { 0 }
     }
 
@@ -153,9 +153,9 @@ impl ThreadPmu {
     fn resume_plainly<const N: usize, K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &Cpu<'_, K>,
+        cpu: &ThisVcpu<'_, K>,
     ) -> bool {
-        let Some(slots) = self.order.first::<N>() else { return false };
+        let Some(slots) = self.order.used::<N>() else { return false };
         let Some((tsc, counts)) = cpu.try_sample(slots) else { return false };
         cpu.stats.switches_in.add(1);
         self.switches = self.switches.wrapping_add(1);
@@ -177,9 +177,9 @@ impl ThreadPmu {
     fn suspend_plainly<const N: usize, K: Kernel>(
         &mut self,
         page: &ThreadPage,
-        cpu: &Cpu<'_, K>,
+        cpu: &ThisVcpu<'_, K>,
     ) -> bool {
-        let Some(slots) = self.order.first::<N>() else { return false };
+        let Some(slots) = self.order.used::<N>() else { return false };
         let Some((tsc, mut counts)) = cpu.try_sample(slots) else { return false };
         cpu.stats.switches_out.add(1);
         self.running = Running::Suspended;

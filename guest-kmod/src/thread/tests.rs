@@ -664,7 +664,7 @@ fn recorded_overflows_pause_nothing() {
     assert_eq!(thread.switch_in(1), RECORD);
     thread.execute(1_000);
     thread.control(&Control::default()).unwrap();
-    let signal = machine.on(1, |cpu| thread.pmu.borrow_mut().tell(&thread.page, cpu));
+    let signal = machine.on(1, |cpu| thread.pmu.borrow_mut().report(&thread.page, cpu));
     assert_eq!(signal, RECORD);
     assert_eq!(thread.pmu.borrow().counted(0), (52_000, 52_000));
 }
@@ -763,8 +763,8 @@ fn a_stop_forgets_a_pause() {
     assert_eq!(thread.read().unwrap().counter[0], 1_000);
 }
 
-fn tell(machine: &Machine, thread: &TestThread<'_>) -> Option<Signal> {
-    machine.on(0, |cpu| thread.pmu.borrow_mut().tell(&thread.page, cpu))
+fn report(machine: &Machine, thread: &TestThread<'_>) -> Option<Signal> {
+    machine.on(0, |cpu| thread.pmu.borrow_mut().report(&thread.page, cpu))
 }
 
 #[test]
@@ -773,16 +773,16 @@ fn an_overflow_that_a_control_finds_is_told_after_it() {
     let thread = machine.thread();
     let keep = Control { flags: CONTROL_KEEP_PERIOD, ..sampling(1_000) };
     thread.control(&keep).unwrap();
-    assert_eq!(tell(&machine, &thread), None);
+    assert_eq!(report(&machine, &thread), None);
     thread.execute(1_100);
     thread.stop();
-    assert_eq!(tell(&machine, &thread), None, "it does not count");
+    assert_eq!(report(&machine, &thread), None, "it does not count");
     thread.control(&keep).unwrap();
-    assert_eq!(tell(&machine, &thread), TOLD);
-    assert_eq!(tell(&machine, &thread), None, "once");
+    assert_eq!(report(&machine, &thread), TOLD);
+    assert_eq!(report(&machine, &thread), None, "once");
     // What it has been told of is not told again by a start without a stop.
     thread.control(&keep).unwrap();
-    assert_eq!(tell(&machine, &thread), None);
+    assert_eq!(report(&machine, &thread), None);
     thread.execute(900);
     assert_eq!(interrupt(&machine, &thread, 0), TOLD);
 }
@@ -948,7 +948,7 @@ fn a_vcpu_that_is_refused_counts_for_nobody() {
 #[test]
 fn interrupts_are_counted_by_whom_they_were_for() {
     let machine = Machine::new();
-    machine.on(0, |cpu| [true, false, true].map(|told| cpu.count_interrupt(told)));
+    machine.on(0, |cpu| [true, false, true].map(|reported| cpu.count_interrupt(reported)));
     let stats = machine.stats(0);
     assert_eq!((stats.interrupts.get(), stats.interrupts_stray.get()), (3, 1));
 }

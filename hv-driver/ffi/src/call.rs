@@ -5,7 +5,7 @@
 use core::ffi::c_void;
 
 use hv_driver::hypercall::{self, Caller, Permission};
-use hv_driver::{Cpu, Driver, Guest, Vcpu};
+use hv_driver::{Driver, Guest, ThisCpu, Vcpu};
 use shared_abi::hypercall::{HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
@@ -81,13 +81,13 @@ impl Caller for Current<'_> {
         unsafe { perfctr_glue_guest(&raw mut guest) }.then_some(guest)
     }
 
-    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>) -> R) -> R {
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>) -> R) -> R {
         without_interrupts(|here| work(&mut here.cpu()))
     }
 
     fn on_vcpu<R>(
         &mut self,
-        work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
+        work: impl FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
     ) -> Option<R> {
         without_interrupts(|here| {
             // SAFETY: the object is the current vCPU's, which executes this: nobody else touches it

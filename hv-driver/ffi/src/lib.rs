@@ -632,7 +632,7 @@ pub extern "C" fn perfctr_core_take_samples(
 /// Adds what was counted on this physical CPU to the account of its current vCPU.
 ///
 /// `rings` are those of the current vCPU.  It returns whether to call this, and
-/// [`perfctr_core_account_next`], at the next switch; see [`hv_driver::Cpu::account`].
+/// [`perfctr_core_account_next`], at the next switch; see [`hv_driver::ThisCpu::account`].
 ///
 /// # Safety
 ///

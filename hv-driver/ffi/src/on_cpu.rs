@@ -6,7 +6,7 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 
-use hv_driver::{Cpu, Driver, ExpectedInterrupts, Nmi, Pcpu, SampleRing};
+use hv_driver::{Driver, ExpectedInterrupts, Nmi, Pcpu, SampleRing, ThisCpu};
 use shared_abi::hypercall::{HvPlace, HvSample};
 use shared_abi::read::Counters;
 
@@ -98,12 +98,12 @@ impl<'a> OnCpu<'a> {
 
     /// The CPU for the core.
     #[inline(always)]
-    pub(crate) fn cpu(&mut self) -> Cpu<'_, X86Pmu<'a>> {
+    pub(crate) fn cpu(&mut self) -> ThisCpu<'_, X86Pmu<'a>> {
         // SAFETY: whoever has the only right to use this CPU has lent it for as long as the result
         // lives, and an NMI looks at `expected` alone.
         let pcpu = unsafe { &mut *self.cpu.pcpu.get() };
         let (driver, number) = (self.cpu.driver(), self.cpu.number);
-        Cpu { driver, pcpu, pmu: &self.pmu, number }
+        ThisCpu { driver, pcpu, pmu: &self.pmu, number }
     }
 }
 

@@ -61,7 +61,10 @@ uint64_t perfctr_glue_machine(void)
 	return perfctr_machine(kvm_get_running_vcpu()->kvm);
 }
 
-/* Its CPU was taken while the vCPU was switched in there, so it is so anew. */
+/*
+ * The vCPU was switched in before its CPU was taken, so this switches it out. It
+ * is switched in again at its next entry.
+ */
 int perfctr_glue_take_counters(void)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();

@@ -196,9 +196,9 @@ static void settle(struct work_struct *unused)
 }
 
 /*
- * Both do the same. Were it one work, whoever puts it off would take it from
- * somebody who waits for it. No CPU is taken while the machine goes to sleep, so
- * the workqueue is one that is frozen then.
+ * There are two works that do the same, because delaying a shared one would also
+ * delay a caller who waits for it. No CPU is taken while the machine goes to
+ * sleep, so the workqueue is one that is frozen then.
  */
 static DECLARE_WORK(perfctr_settle_now, settle);
 static DECLARE_DELAYED_WORK(perfctr_settle_later, settle);

@@ -205,13 +205,16 @@ void perfctr_interrupt_by_nmi(bool by_nmi)
     perfctr_unmask_interrupt();
 }
 
-/* What sent an IPI may have been interrupted: a shorthand needs no other word. */
+/*
+ * The NMI may have interrupted another IPI. A self-IPI by shorthand writes only
+ * one register, so it disturbs nothing.
+ */
 void perfctr_interrupt_again(void)
 {
     send_IPI_self(PMU_APIC_VECTOR);
 }
 
-/* The registers were lost if the CPU was reset, and no NMI is the PMU's then. */
+/* This does not look for a reset: after one the PMU raises no NMI. */
 struct perfctr_core_cpu *perfctr_cpu_in_nmi(void)
 {
     return core_of(&this_cpu(perfctr_pcpu));

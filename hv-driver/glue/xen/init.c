@@ -28,7 +28,7 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
-/* Names what else of Xen uses what the driver is to use; NULL if nothing does. */
+/* Returns who else in Xen uses the counters or branch records, or NULL. */
 static const char *__init other_owner(void)
 {
     if ( vpmu_mode != XENPMU_MODE_OFF )

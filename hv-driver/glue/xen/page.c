@@ -80,7 +80,10 @@ static void release(struct perfctr_vcpu *p)
     xfree(p);
 }
 
-/* Undoes that when curr has lost its page, or cannot get one. */
+/*
+ * Removes the gate that `prepare` has added, when curr has lost its page or
+ * cannot get one.
+ */
 static void remove_gate(struct vcpu *curr)
 {
     if ( is_hvm_vcpu(curr) )

@@ -78,7 +78,7 @@ impl Native {
         let leader = open_leader().map_err(Error::kernel("open a perf event"))?;
         let open = |event: &Event| {
             let counting = Counting::open(&mut attributes(event)?, Some(&leader.event));
-            counting.map_err(|error| unopened(event, Wanted::own(event), error))
+            counting.map_err(|error| explain_open_failure(event, Wanted::own(event), error))
         };
         let events = events.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         // The group before ends when its last descriptor is closed, here.
@@ -188,7 +188,7 @@ pub fn of_thread(event: &Event, tid: u32, signal: libc::c_int) -> Result<PerfEve
     let mut attributes = attributes(event)?;
     attributes.__bindgen_anon_1.sample_period = event.period;
     PerfEvent::open_to_sample(pid(tid)?, &mut attributes, signal)
-        .map_err(|error| unopened(event, Wanted::others(event), error))
+        .map_err(|error| explain_open_failure(event, Wanted::others(event), error))
 }
 
 pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
@@ -197,7 +197,7 @@ pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
 }
 
 /// Explains why this event could not be opened to count what was wanted.
-pub(crate) fn unopened(event: &Event, wanted: Wanted, error: IoError) -> Error {
+pub(crate) fn explain_open_failure(event: &Event, wanted: Wanted, error: IoError) -> Error {
     match error.kind() {
         ErrorKind::NotFound if !has_pmu() => Error::Refused(Refusal::at_perf(&error)),
         ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {

@@ -28,7 +28,7 @@ use crate::cpus;
 use crate::error::Error;
 use crate::event::Event;
 use crate::provider::known;
-use crate::provider::native::{attributes, pid, unopened};
+use crate::provider::native::{attributes, explain_open_failure, pid};
 use crate::provider::refusal::Wanted;
 use crate::sys::{PerfEvent, WITH_TIMES};
 
@@ -206,7 +206,7 @@ impl Watch {
         let open = |(whose, cpu, flags)| {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
                 .map(|opened| (cpu, opened))
-                .map_err(|error| unopened(&event, self.wanted(&event), error))
+                .map_err(|error| explain_open_failure(&event, self.wanted(&event), error))
         };
         let anchors = self.anchors(&event)?;
         Samples::new(self.at(places, open)?, anchors, self.fields)
@@ -258,7 +258,7 @@ impl Watch {
         attributes.set_disabled(1);
         self.at(self.places()?, |(whose, cpu, flags)| {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
-                .map_err(|error| unopened(event, self.wanted(event), error))
+                .map_err(|error| explain_open_failure(event, self.wanted(event), error))
         })
     }
 
@@ -316,7 +316,7 @@ impl Watch {
             Some(_) if error.raw_os_error() == Some(libc::EINVAL) && open(None).is_ok() => {
                 Error::unavailable(*event, "no counter is left beside those that count with it")
             }
-            _ => unopened(event, self.wanted(event), error),
+            _ => explain_open_failure(event, self.wanted(event), error),
         })
     }
 }

@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::publish::published;
-use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
+use guest_kmod::{Counting, Stats, ThisVcpu, ThreadPmu, Vcpu};
 use hv_driver::hypercall::{Request, decode};
 use hv_driver::settings::Rate;
 use hv_driver::{Driver, Identity, Settings};
@@ -104,7 +104,7 @@ pub fn ioctl(data: &[u8]) {
     vcpu_page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
     let (mut vcpu, stats, counting) = (Vcpu::default(), Stats::default(), Counting::new());
     let mut cpu =
-        Cpu { number: 0, page: &vcpu_page, vcpu: &mut vcpu, stats: &stats, kernel: &kernel };
+        ThisVcpu { number: 0, page: &vcpu_page, vcpu: &mut vcpu, stats: &stats, kernel: &kernel };
     cpu.register(1, 0).expect("a well-formed registration");
     let mut thread = ThreadPmu::new(&page, 1);
     for block in data.chunks(size_of::<Control>()) {

@@ -8,7 +8,7 @@ use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
 use guest_kmod::overflow::Signal;
-use guest_kmod::{Cpu, ThreadPmu};
+use guest_kmod::{ThisVcpu, ThreadPmu};
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
@@ -233,12 +233,12 @@ impl Machine {
     }
 
     /// Runs the module's core on a vCPU.
-    pub fn on<R>(&self, index: usize, run: impl FnOnce(&mut Cpu<'_, Linux<'_>>) -> R) -> R {
+    pub fn on<R>(&self, index: usize, run: impl FnOnce(&mut ThisVcpu<'_, Linux<'_>>) -> R) -> R {
         let vcpu = &self.vcpus[index];
         vcpu.sampling.borrow_mut().restart();
         vcpu.undisturbed.set(vcpu.disturbances.get());
         self.touch(Object::Module(index), true);
-        run(&mut Cpu {
+        run(&mut ThisVcpu {
             number: vcpu.id,
             page: vcpu.page(),
             vcpu: &mut vcpu.module.borrow_mut(),
@@ -252,7 +252,7 @@ impl Machine {
         &self,
         vcpu: usize,
         thread: usize,
-        run: impl FnOnce(&mut ThreadPmu, &mut Cpu<'_, Linux<'_>>) -> R,
+        run: impl FnOnce(&mut ThreadPmu, &mut ThisVcpu<'_, Linux<'_>>) -> R,
     ) -> Option<R> {
         let pmu = &mut *self.threads[thread].pmu.borrow_mut();
         let pmu = pmu.as_mut()?;
@@ -476,7 +476,7 @@ impl Machine {
                 Some(Ok(())) => self.check_control(thread, control),
                 None => (),
             }
-            let signal = self.on_thread(vcpu, thread, |pmu, cpu| pmu.tell(&own.page, cpu));
+            let signal = self.on_thread(vcpu, thread, |pmu, cpu| pmu.report(&own.page, cpu));
             self.interrupted(vcpu, thread, signal.flatten());
             self.write_records(thread);
             self.check_all_recorded(thread);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use hv_driver::guest::Rings;
 use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpu, Guest, PolicyChange, Registration};
+use hv_driver::{Guest, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
 use shared_abi::hypercall::{
     HOST_OPS, HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats, OP_GO_ON, OP_LOAD,
     OP_REGISTER, OP_STOP, OP_UNREGISTER,
@@ -186,9 +186,9 @@ impl Machine {
     }
 
     /// Runs `work` on this physical CPU's state.
-    fn on_cpu<'a, R>(&'a self, work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>) -> R) -> R {
+    fn on_cpu<'a, R>(&'a self, work: impl FnOnce(&mut ThisCpu<'_, Hardware<'a>>) -> R) -> R {
         let number = self.here.get();
-        work(&mut Cpu {
+        work(&mut ThisCpu {
             driver: &self.driver,
             pcpu: &mut self.cpus[number].core.borrow_mut(),
             pmu: &Hardware(self),
@@ -691,13 +691,13 @@ impl<'a> Caller for Hypercall<'a> {
         })
     }
 
-    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>) -> R) -> R {
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, Hardware<'a>>) -> R) -> R {
         self.machine.on_cpu(work)
     }
 
     fn on_vcpu<R>(
         &mut self,
-        work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>, &mut hv_driver::Vcpu, &VcpuPage, bool) -> R,
+        work: impl FnOnce(&mut ThisCpu<'_, Hardware<'a>>, &mut DriverVcpu, &VcpuPage, bool) -> R,
     ) -> Option<R> {
         let allowed = self.is_allowed();
         let registered = &mut *self.vcpu().registered.borrow_mut();
@@ -731,7 +731,7 @@ impl<'a> Caller for Hypercall<'a> {
             allowed: self.is_allowed(),
         };
         let core = machine.on_cpu(|cpu| {
-            let mut core = hv_driver::Vcpu::register(cpu, page_of, &who, left.as_ref());
+            let mut core = DriverVcpu::register(cpu, page_of, &who, left.as_ref());
             machine.clock_starts(self.index);
             if let Some(left) = &left {
                 core.go_on(cpu, page_of, left);

@@ -109,7 +109,7 @@ impl Model {
     }
 
     /// Returns whether a selector can be limited to guests, or to the host.
-    pub fn tells_guests_apart(&self) -> bool {
+    pub fn distinguishes_guests(&self) -> bool {
         self.vendor == Vendor::Amd
     }
 

@@ -323,7 +323,7 @@ impl Machine {
         self.note_disturbed();
         self.thread_was_loaded_again(index, thread);
         if tell == Some(true) {
-            let signal = self.on_thread(index, thread, |pmu, cpu| pmu.tell(page, cpu));
+            let signal = self.on_thread(index, thread, |pmu, cpu| pmu.report(page, cpu));
             self.interrupted(index, thread, signal.flatten());
         }
     }

@@ -152,10 +152,10 @@ impl Shape {
             kvm,
             contended,
             domains: domains(rng, || {
-                kvm || !own.one_in(if model.tells_guests_apart() { 3 } else { 2 })
+                kvm || !own.one_in(if model.distinguishes_guests() { 3 } else { 2 })
             }),
             model,
-            counts_entries: model.tells_guests_apart() && Rng::new(seed ^ 0x7646).one_in(2),
+            counts_entries: model.distinguishes_guests() && Rng::new(seed ^ 0x7646).one_in(2),
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
             weights: Weights {

@@ -117,7 +117,7 @@ fn an_overflow_that_is_found_when_perfs_events_change_is_told_at_once() {
             cpu.start_event(index, 0, 0);
             assert!(cpu.enable_events(Some((&mut pmu, &thread.page))), "overflow {overflow}");
         });
-        assert_eq!(tell(&machine, &thread), TOLD);
+        assert_eq!(report(&machine, &thread), TOLD);
         go_on(&machine, &thread, 0).unwrap();
     }
 }

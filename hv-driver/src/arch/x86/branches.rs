@@ -89,12 +89,12 @@ impl Filter {
 
 /// What a pair of registers has held.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
+pub(crate) struct BranchRecord {
     from: u64,
     to: u64,
 }
 
-impl Record {
+impl BranchRecord {
     pub(crate) const NONE: Self = Self { from: 0, to: 0 };
 
     /// Returns the branch that it stands for.
@@ -166,7 +166,7 @@ impl BranchRegisters {
         &self,
         pmu: &impl Pmu,
         filter: Filter,
-        records: &mut [Record; BRANCHES_MAX],
+        records: &mut [BranchRecord; BRANCHES_MAX],
     ) -> u32 {
         let latest = pmu.read_register(self.latest) as u32;
         let mut count = 0;
@@ -182,7 +182,7 @@ impl BranchRegisters {
                 && filter.shows(to)
                 && let Some(place) = places.next()
             {
-                *place = Record { from, to };
+                *place = BranchRecord { from, to };
                 count += 1;
             }
         }

@@ -108,7 +108,7 @@ impl Selectors {
 ///
 /// Where SVM is not enabled, counters with such a limit stand still (APM volume 2, 13.2.1).  No
 /// guest has rings of its own there.
-pub(crate) fn tells_guests_apart(caps: &PmuCaps, pmu: &impl Pmu) -> bool {
+pub(crate) fn can_limit_selectors(caps: &PmuCaps, pmu: &impl Pmu) -> bool {
     caps.can(CAPS_GUEST_ONLY) && pmu.read_register(EFER) & EFER_SVME != 0
 }
 
@@ -117,17 +117,17 @@ const EFER: u32 = 0xc000_0080;
 const EFER_SVME: u64 = 1 << 12;
 
 /// Returns the selector of what guests execute, for a guest whose modes are told apart like this.
-/// `told_apart` is what [`tells_guests_apart`] has said.
-pub(crate) const fn of_guest(evntsel: u64, rings: Rings, told_apart: bool) -> u64 {
+/// `limited` is what [`can_limit_selectors`] has said.
+pub(crate) const fn of_guest(evntsel: u64, rings: Rings, limited: bool) -> u64 {
     match rings {
-        Rings::Hardware if told_apart => evntsel | EVNTSEL_RINGS | EVNTSEL_GUEST_ONLY,
+        Rings::Hardware if limited => evntsel | EVNTSEL_RINGS | EVNTSEL_GUEST_ONLY,
         _ => evntsel & !EVNTSEL_RINGS | EVNTSEL_USR,
     }
 }
 
 /// Returns the selector of what the hypervisor executes.
-pub(crate) const fn of_hypervisor(evntsel: u64, told_apart: bool) -> u64 {
-    let limit = if told_apart { EVNTSEL_HOST_ONLY } else { 0 };
+pub(crate) const fn of_hypervisor(evntsel: u64, limited: bool) -> u64 {
+    let limit = if limited { EVNTSEL_HOST_ONLY } else { 0 };
     evntsel & !EVNTSEL_RINGS | EVNTSEL_OS | limit
 }
 
