@@ -259,26 +259,26 @@ impl Pfm {
     }
 
     fn pmu(&self, number: c_int) -> Option<PmuInfo> {
-        // SAFETY: all fields may be 0; the size says how much the library may write.
+        // SAFETY: the structure has only numbers and pointers, which may be 0.
         let mut info: PmuInfo = unsafe { std::mem::zeroed() };
         info.size = size_of::<PmuInfo>();
-        // SAFETY: as above.
+        // SAFETY: the library writes at most `info.size` bytes, which are all of `info`.
         (unsafe { (self.pmu_info)(number, &raw mut info) } == SUCCESS).then_some(info)
     }
 
     fn event(&self, index: c_int) -> Option<EventInfo> {
-        // SAFETY: all fields may be 0; the size says how much the library may write.
+        // SAFETY: the structure has only numbers and pointers, which may be 0.
         let mut info: EventInfo = unsafe { std::mem::zeroed() };
         info.size = size_of::<EventInfo>();
-        // SAFETY: as above.
+        // SAFETY: the library writes at most `info.size` bytes, which are all of `info`.
         (unsafe { (self.event_info)(index, OS_NONE, &raw mut info) } == SUCCESS).then_some(info)
     }
 
     fn attribute(&self, event: c_int, number: c_int) -> Option<AttributeInfo> {
-        // SAFETY: all fields may be 0; the size says how much the library may write.
+        // SAFETY: the structure has only numbers and pointers, which may be 0.
         let mut info: AttributeInfo = unsafe { std::mem::zeroed() };
         info.size = size_of::<AttributeInfo>();
-        // SAFETY: as above.
+        // SAFETY: the library writes at most `info.size` bytes, which are all of `info`.
         let error = unsafe { (self.attribute_info)(event, number, OS_NONE, &raw mut info) };
         (error == SUCCESS).then_some(info)
     }

@@ -36,14 +36,14 @@ fn a_handler_gets_overflows_and_nothing_else() {
     overflow(libc::SIGUSR1, libc::SI_QUEUE, 0b101);
     assert_eq!(SEEN.load(Ordering::Relaxed), 6);
     for signal in [libc::SIGKILL, -1] {
-        // SAFETY: as above.
+        // SAFETY: `note` uses nothing but an atomic.
         assert!(unsafe { set_handler(signal, note) }.is_err());
     }
 }
 
 #[test]
 fn counters_go_on_after_each_call_of_a_handler() {
-    // SAFETY: it does nothing.
+    // SAFETY: the handler does nothing.
     unsafe { set_handler(libc::SIGPROF, |_| {}).unwrap() };
     for calls in 1..=3 {
         overflow(libc::SIGPROF, SIGNAL_CODE, 0b1);

@@ -201,7 +201,8 @@ fn pass_on(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: see `on_fault`.
+    // SAFETY: `info` is what the kernel has passed to `on_fault`, which is on the stack until that
+    // returns.
     let sent = unsafe { (*info).si_code } <= 0;
     match previous.sa_sigaction {
         libc::SIG_IGN if sent => {}

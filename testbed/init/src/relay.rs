@@ -46,13 +46,13 @@ impl Relay {
         Ok(Self { names, writers, thread })
     }
 
-    /// A port's pipe.
+    /// Returns the pipe of a port.
     pub fn open(&self, name: &str) -> Result<File> {
         let n = self.names.iter().position(|known| *known == name).context("no such port")?;
         Ok(self.writers[n].try_clone()?)
     }
 
-    /// Waits until everything has been written that was, by whoever has a pipe still.
+    /// Waits until all writers have closed their pipes and all was written.
     pub fn finish(self) -> Result<()> {
         drop(self.writers);
         self.thread.join().ok().context("the thread for the ports panicked")?

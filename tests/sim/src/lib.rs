@@ -5,18 +5,19 @@
 //! Nothing here computes a counter's value: `truth` keeps ledgers of what happened, and what the
 //! cores publish and return is compared with them, after every step.
 //!
-//! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
-//! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
-//! * `kvm` is what differs where the hypervisor is Linux with KVM; `contention` is that host's own
-//!   perf, which wants the counters, too.
-//! * `cpu_wide` is CPU-wide counting; `perf` is Linux's perf; `rings` are rings of
-//!   samples.
-//! * `frames` are the pages that a guest has registered.
-//! * `users` are users of one guest, and what each sees of its vCPUs.
-//! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
-//!   happens next.
-//! * `run` runs seeds, replays and minimises; `guided` looks for what is new, by `coverage`;
-//!   `search` tries every interleaving of small machines; `growth` counts what operations cost.
+//! * `machine` executes CPUs, vCPUs and threads, one step at a time; `fiber` gives each a stack.
+//! * `host` and `guest` do what Xen and Linux do around the cores; `thread` does what programs do.
+//! * `kvm` does what differs where the hypervisor is Linux with KVM; `contention` simulates that
+//!   host's own perf, which wants the counters, too.
+//! * `cpu_wide` simulates CPU-wide counting, `perf` Linux's perf, and `rings` the readers of rings.
+//! * `frames` keeps the pages that a guest has registered.
+//! * `users` keeps the users of one guest, and what each sees of its vCPUs.
+//! * `pmu` simulates the hardware, by the numbers in `model`.
+//! * `audit` checks the rules after each step; `choice` decides what happens next.
+//! * `run` runs seeds, replays and minimises.
+//! * `guided` looks for steps that are new, as `coverage` shows them.
+//! * `search` tries every interleaving of small machines.
+//! * `growth` counts what operations cost.
 //!
 //! Accesses happen in the order in which they are made, as if processors had no store buffers.  On
 //! x86 that leaves nothing out.  A processor there delays its stores, in order, behind its own

@@ -295,7 +295,8 @@ impl Sampling {
             at += bytes;
         }
         fence(Ordering::Release);
-        // SAFETY: as above.
+        // SAFETY: the first page of the mapping has this form, and only this function writes the
+        // field.
         unsafe { (*page).data_tail = at };
     }
 }

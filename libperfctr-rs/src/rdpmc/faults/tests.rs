@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Each in a child process, since the action is the process's and most of them end it.
+//! Tests of the action for SIGSEGV.  Each runs in a child process, because a process has one action
+//! and most of the tests end the process.
 
 use super::*;
 use std::arch::asm;
@@ -15,8 +16,9 @@ use crate::reader::Reader;
 
 /// A counter that no CPU has, so that RDPMC faults whether CR4.PCE is set or not.
 const ABSENT: u32 = 0x0fff_ffff;
-/// What a child ends with in which all was as it should be, and what a handler ends it with.
+/// The exit status of a successful child.
 const FINE: Ended = Ended::Exited(0);
+/// The exit status with which a handler ends a child.
 const HANDLED: Ended = Ended::Exited(42);
 const KILLED: Ended = Ended::Signalled(libc::SIGSEGV);
 /// An address at which nothing can be.
@@ -28,8 +30,9 @@ enum Ended {
     Signalled(i32),
 }
 
-/// How a child ends that finds `previous` as SIGSEGV's action, survives faults if `survives`, and
-/// does this; its end is [`FINE`] if that gives true.
+/// Runs `body` in a child with these settings, and returns its end: [`FINE`] if `body` returns
+/// true.  The child's earlier action for SIGSEGV is `previous`, and `survives` says whether the
+/// child survives faults of RDPMC.
 fn child(previous: libc::sigaction, survives: bool, body: fn() -> bool) -> Ended {
     // SAFETY: the child calls nothing but async-signal-safe functions, and those that glibc keeps
     // usable in the child of a threaded process: it allocates and starts threads.  This module's
@@ -76,34 +79,35 @@ fn rdpmc_is_0() -> bool {
 
 /// An RDPMC that is the program's and not this crate's.
 fn other_rdpmc() -> bool {
-    // SAFETY: the instruction faults.
+    // SAFETY: no CPU has this counter, so the instruction faults, and it writes only to registers
+    // that are named here.
     unsafe { asm!("rdpmc", in("ecx") ABSENT, out("eax") _, out("edx") _) };
     true
 }
 
 /// Faults with an address.
 fn touch_nothing() -> bool {
-    // SAFETY: faults.
+    // SAFETY: nothing is mapped at this address, so the instruction faults and changes nothing.
     unsafe { asm!("mov {0}, [{0}]", inout(reg) NOWHERE => _) };
     false
 }
 
 /// Raises #GP, as RDPMC does.
 fn halt() -> bool {
-    // SAFETY: faults.
+    // SAFETY: user mode may not execute the instruction, so it faults and changes nothing.
     unsafe { asm!("hlt") };
     false
 }
 
 fn send() -> bool {
-    // SAFETY: has no pointers.
+    // SAFETY: the call takes no pointer.  The action for the signal is this test's own.
     unsafe { libc::raise(libc::SIGSEGV) == 0 }
 }
 
-/// Ends the process with `HANDLED` if what came is right.
-fn end(right: bool) {
-    // SAFETY: ends the child at once.
-    unsafe { libc::_exit(if right { 42 } else { 1 }) }
+/// Ends the process with `HANDLED` if the signal is the expected one.
+fn end(is_expected: bool) {
+    // SAFETY: the call takes a number only, and does not return.
+    unsafe { libc::_exit(if is_expected { 42 } else { 1 }) }
 }
 
 extern "C" fn expects_address(

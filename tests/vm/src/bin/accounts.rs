@@ -253,7 +253,7 @@ fn is_exact(accounts: &Accounts<'_>, by: usize, work: impl Fn()) -> Result<Resul
     Ok(Err(NEVER_SAME.to_owned()))
 }
 
-/// What a virtual CPU executes that is alone on its physical CPU is accounted to the instruction.
+/// Checks that the account of a virtual CPU that is alone on its physical CPU is exact.
 fn account_of_vcpu(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     let found = is_exact(accounts, EXECUTED, || (0..100).for_each(|_| work()))?;
     tally.check("what a virtual CPU executes is accounted to the instruction", found);
@@ -263,7 +263,7 @@ fn account_of_vcpu(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// A known number of instructions is exactly what the account has got, beside what looks take.
+/// Checks that the account grows by the known count plus the cost of reading it.
 fn account_of_known_instructions(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     let least = |region: Region| -> Result<u64> {
         let mut least = u64::MAX;
@@ -283,7 +283,7 @@ fn account_of_known_instructions(accounts: &Accounts<'_>, tally: &mut Tally) -> 
     Ok(())
 }
 
-/// No instruction of the hypervisor is lost or counted twice at a switch.
+/// Checks that no instruction of the hypervisor is lost or counted twice at a switch.
 ///
 /// A look also waits for the other CPU, after this CPU's accounts are up to date. The narrowest of
 /// many looks has not waited.

@@ -14,7 +14,7 @@ use vm_tests::tally::Tally;
 use crate::device;
 use vm_tests::users::{Child, NOBODY, SOMEBODY, admit, as_user, become_user};
 
-/// So many users of one owner may have counters.
+/// The bound on one owner's users.
 const USERS: u32 = 64;
 
 /// The users of the namespace: their numbers inside and outside, and how many there are.

@@ -190,7 +190,7 @@ fn all_told(tally: &mut Tally, whose: &str, samples: &Value) {
     }
 }
 
-/// Checks that the tenant's numbers were exact until it could read none any more, but the reason.
+/// Checks that numbers were exact until reads failed, and that reads then gave the reason.
 fn check_refused(tally: &mut Tally, whose: &str, seen: &Value) {
     println!("{whose}: {seen:#}");
     let error_max = equal(&seen["counted"]["error_max"], &json!(0));
