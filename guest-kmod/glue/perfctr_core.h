@@ -588,12 +588,12 @@ int perfctr_core_handshake_again(void);
 void perfctr_core_restored(void);
 
 /*
- * Bytes that are 0 and aligned to 8 at least, or null; charged to the caller; sleeps.
+ * Allocates bytes that are 0 and aligned to 8 at least, or returns null.  Sleeps.
  */
 extern void *perfctr_glue_alloc(size_t bytes);
 
 /*
- * A page that is 0, or null; charged to the caller; sleeps.
+ * Allocates a page that is 0, or returns null.  Sleeps.
  */
 extern void *perfctr_glue_alloc_page(void);
 
@@ -679,7 +679,7 @@ int perfctr_core_may_map(const struct perfctr_core_thread *thread,
 const void *perfctr_core_mapped_page(const struct perfctr_core_thread *thread, uint32_t index);
 
 /*
- * Returns 0 if a user may have so many locked pages, or an error; see may_lock.
+ * Returns 0 if a user may have this number of locked pages, or an error; see may_lock.
  */
 int perfctr_core_may_lock(uint64_t locked, uint64_t limit);
 

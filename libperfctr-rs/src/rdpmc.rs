@@ -84,8 +84,10 @@ impl Counters for Hardware {
     #[inline(always)]
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: as above.  After a fault the handler continues in the other section, which sets
-        // all bits of the stamp, and goes on behind the instruction.
+        // SAFETY: RDPMC writes EAX and EDX and touches no memory.  The option `nomem` is left out,
+        // so that the compiler does not move the instruction across the loads of a page.  After a
+        // fault the handler continues in the other section, which sets all bits of the stamp, and
+        // goes on behind the instruction.
         unsafe {
             asm!(
                 "2: rdpmc",
@@ -108,7 +110,8 @@ impl Counters for Hardware {
     #[inline(always)]
     fn clock(&self) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: as above; LFENCE has no operands.
+        // SAFETY: LFENCE has no operands, and RDTSC writes EAX and EDX; neither touches memory.
+        // The option `nomem` is left out, as for RDPMC.
         unsafe {
             asm!(
                 "lfence",
@@ -123,7 +126,7 @@ impl Counters for Hardware {
 
     #[inline(always)]
     fn fence(&self) {
-        // SAFETY: LFENCE has no operands.
+        // SAFETY: LFENCE has no operands and changes nothing.
         unsafe { asm!("lfence", options(nostack, preserves_flags)) };
     }
 

@@ -80,7 +80,8 @@ impl<'a> Reader<'a> {
         if n >= self.vcpus {
             return None;
         }
-        // SAFETY: as above; `1 + vcpus` pages are mapped and `n` is less than `vcpus`.
+        // SAFETY: `new` was promised a mapping of `1 + vcpus` pages, and `n` is less than `vcpus`.
+        // The page consists of atomics, so others may write it at any time.
         Some(unsafe { &*self.first.add((1 + n as usize) * PAGE_BYTES).cast() })
     }
 }

@@ -277,7 +277,7 @@ impl PerfEvent {
 
     /// Has the kernel write this event's records to the ring of another one of the same CPU.
     pub(crate) fn write_to(&self, other: &Self) -> io::Result<()> {
-        // SAFETY: the request takes a descriptor.
+        // SAFETY: the request takes the number of a descriptor and no pointer.
         let result = unsafe { perf::ioctls::SET_OUTPUT(self.as_raw_fd(), other.as_raw_fd()) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

@@ -105,7 +105,7 @@ pub fn perf_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
     const PAGE: usize = 4096;
     let event = open(0)?;
     let page = memmap2::MmapOptions::new().len(PAGE).map_raw(&event)?;
-    // SAFETY: an open event.
+    // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
     check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
     // SAFETY: the page has this form, and the kernel changes the index only when the thread is
     // switched.
@@ -145,7 +145,7 @@ fn become_another() -> Result<()> {
     // SAFETY: changes the thread's effective user and nothing in memory.
     let result = unsafe { libc::syscall(libc::SYS_setresuid, SAME, USER, SAME) };
     check(result as libc::c_int)?;
-    // SAFETY: changes a flag of the process.
+    // SAFETY: the call takes numbers only, and changes a flag of the process.
     Ok(check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) })?)
 }
 
@@ -155,7 +155,7 @@ pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     static EVENT: AtomicI32 = AtomicI32::new(-1);
     extern "C" fn go_on(_: libc::c_int) {
         SIGNALS.fetch_add(1, Relaxed);
-        // SAFETY: the event is open while its signals come.
+        // SAFETY: the event is open while its signals come, and the request takes a number.
         unsafe { ioctls::REFRESH(EVENT.load(Relaxed), 1) };
     }
     let event = open(period)?;
@@ -163,14 +163,15 @@ pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     if period > 0 {
         signal_overflows(&event, go_on)?;
         EVENT.store(event.as_raw_fd(), Relaxed);
-        // SAFETY: an open event; it stops at its first overflow.
+        // SAFETY: the descriptor is that of an open event, and the request takes a number: the
+        // event stops at its first overflow.
         check(unsafe { ioctls::REFRESH(event.as_raw_fd(), 1) })?;
     } else {
-        // SAFETY: an open event.
+        // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
         check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
     }
     program();
-    // SAFETY: an open event.
+    // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
     check(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
     Ok(SIGNALS.load(Relaxed) - before)
 }
@@ -182,10 +183,10 @@ pub fn perf_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     const BUFFER: usize = 16 * PAGE;
     let event = open(period)?;
     let pages = memmap2::MmapOptions::new().len(PAGE + BUFFER).map_raw(&event)?;
-    // SAFETY: an open event.
+    // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
     check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
     program();
-    // SAFETY: an open event.
+    // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
     check(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
     count_records(&pages, PAGE)
 }

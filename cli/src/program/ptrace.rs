@@ -146,7 +146,7 @@ fn change(pid: pid_t, status: c_int) -> io::Result<Change> {
 /// Returns the kernel's message about an event.
 fn message(pid: pid_t) -> io::Result<pid_t> {
     let mut message: libc::c_ulong = 0;
-    // SAFETY: the kernel writes a long.
+    // SAFETY: the kernel writes a long, for which there is room.
     unsafe { fetch(libc::PTRACE_GETEVENTMSG, pid, &raw mut message)? };
     Ok(message as pid_t)
 }
@@ -192,7 +192,8 @@ pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
 /// `T` is what this request writes.
 unsafe fn fetch<T>(request: c_uint, pid: pid_t, data: *mut T) -> io::Result<()> {
     let nothing = ptr::null_mut::<c_void>();
-    // SAFETY: as the caller says; the address is not used.
+    // SAFETY: the caller promises that the kernel writes a `T`, for which there is room.  These
+    // requests do not use the address.
     check(unsafe { libc::ptrace(request, pid, nothing, data) })
 }
 

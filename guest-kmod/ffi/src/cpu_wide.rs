@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts whatever executes on CPUs, for one descriptor and until that is closed.
+//! Counts everything that executes on CPUs, for one descriptor and until that is closed.
 //!
 //! C holds the mutex of the CPUs around everything that a descriptor asks for here.
 
@@ -99,11 +99,11 @@ pub unsafe extern "C" fn perfctr_core_request_of_cpus(
 ) -> c_int {
     let state = argument.cast::<CpuState>();
     let done = match number {
-        // SAFETY: the argument is of this type.
+        // SAFETY: the caller promises an argument of the request's type, which nobody else uses.
         IOC_CPU_CONTROL => set(by, unsafe { &*state }),
         IOC_CPU_START => start(by),
         IOC_CPU_STOP => stop(by).map(|()| 0),
-        // SAFETY: as above.
+        // SAFETY: the caller promises an argument of the request's type, which nobody else uses.
         IOC_CPU_READ => read(unsafe { &mut *state }).map(|()| 0),
         _ => Err(Errno::NOTTY),
     };
@@ -118,15 +118,16 @@ fn vcpu_of(cpu: u32) -> Result<&'static VcpuObject, Errno> {
 /// [`Admission::cpu_set`].
 fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
     let (vcpu, caps) = (vcpu_of(state.cpu)?, pmu()?);
-    // SAFETY: asks the kernel about one of its CPUs.
+    // SAFETY: C only reads whether one of the possible CPUs is online.
     if !unsafe { perfctr_glue_cpu_is_online(vcpu.number) } {
         return Err(Errno::INVAL);
     }
-    // SAFETY: sleeps, as this caller may.
+    // SAFETY: C sleeps, which this caller may: it holds only a mutex.
     let counters = unsafe { perfctr_glue_counters_new() };
-    // SAFETY: new, and C keeps it until it is given back.
+    // SAFETY: the pointer is null or that of a new object, which C frees only when it is given
+    // back.
     let made = unsafe { counters.cast::<ThreadObject>().as_ref() }.ok_or(Errno::NOMEM)?;
-    // SAFETY: C holds the mutex of the CPUs.
+    // SAFETY: nobody else knows the new object, and C holds the mutex of the CPUs.
     unsafe { made.keep_control(&state.control) };
     match ADMISSION.cpu_set(by, &caps, state, vcpu.cpu_wide.counts.get()) {
         Ok((counts, set)) => {
@@ -134,7 +135,8 @@ fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
             Ok(set)
         }
         Err(errno) => {
-            // SAFETY: made just now.
+            // SAFETY: `perfctr_glue_counters_new` has returned these counters, and nobody else
+            // knows them.
             unsafe { perfctr_glue_counters_free(counters) };
             Err(errno)
         }
@@ -143,11 +145,11 @@ fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
 
 /// Starts the CPUs that are set. Returns how many there are.
 fn start(by: u64) -> Result<u32, Errno> {
-    // SAFETY: sleeps, as this caller may.
+    // SAFETY: C sleeps, which this caller may: it holds only a mutex.
     from_return(unsafe { perfctr_glue_watch() })?;
     let count = ADMISSION.cpus_start(by);
     if !matches!(count, Ok(1..)) {
-        // SAFETY: was watched just now.
+        // SAFETY: the call above has added the watcher that this call removes.
         unsafe { perfctr_glue_unwatch() };
         return count;
     }
@@ -161,7 +163,7 @@ fn start(by: u64) -> Result<u32, Errno> {
 /// Starts all CPUs that are set. CPUs are kept online meanwhile: one that goes offline would
 /// register a page after it has unregistered its own.
 fn start_all() -> Result<(), Errno> {
-    // SAFETY: sleeps, as this caller may, who holds no other lock of CPUs.
+    // SAFETY: the kernel sleeps, which this caller may, and which holds no other lock of CPUs.
     unsafe { cpus_read_lock() };
     let started = vcpus().filter(|vcpu| vcpu.cpu_wide.counts.get()).try_for_each(|vcpu| {
         let counters = vcpu.cpu_wide.counters().ok_or(Errno::NOMEM)?;
@@ -169,7 +171,7 @@ fn start_all() -> Result<(), Errno> {
         Call::StartCpuWide(counters, &answer).on(vcpu)?;
         answer.get()
     });
-    // SAFETY: locked above.
+    // SAFETY: this function has taken the lock above.
     unsafe { cpus_read_unlock() };
     started
 }
@@ -186,7 +188,7 @@ fn stop(by: u64) -> Result<(), Errno> {
 fn stop_all() {
     Call::StopCpuWide.on_all();
     ADMISSION.cpus_stopped();
-    // SAFETY: was watched when the CPUs were started.
+    // SAFETY: `start` has added the watcher that this call removes.
     unsafe { perfctr_glue_unwatch() };
 }
 
@@ -195,7 +197,7 @@ fn read(state: &mut CpuState) -> Result<(), Errno> {
     let vcpu = vcpu_of(state.cpu)?;
     (state.sums, state.control) = (Sums::default(), Control::default());
     let Some(counters) = vcpu.cpu_wide.counters() else { return Ok(()) };
-    // SAFETY: C holds the mutex of the CPUs.
+    // SAFETY: the control changes only under the mutex of the CPUs, which C holds.
     state.control = unsafe { *counters.control.get() };
     state.sums = if ADMISSION.cpus_count() {
         let answer = Cell::new(Err(Errno::NXIO));

@@ -190,7 +190,7 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     };
     let object = ThreadObject {
         page,
-        // SAFETY: a page that is 0.
+        // SAFETY: the page was just allocated, and zeroes are a valid page.
         pmu: UnsafeCell::new(ThreadPmu::new(unsafe { &*page }, tid)),
         ring: Ring::default(),
         control: UnsafeCell::new(Control::default()),
@@ -210,7 +210,8 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
 /// Nobody uses the object any more, or has its page mapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_thread_release(thread: &ThreadObject) {
-    // SAFETY: nobody uses it any more.
+    // SAFETY: `alloc_page` has returned the page, and the caller promises that nobody uses it any
+    // more.
     unsafe { free_page(thread.page) };
     thread.user.put();
 }

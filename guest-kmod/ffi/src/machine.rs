@@ -25,7 +25,7 @@ unsafe extern "C" {
 
 /// Says in the kernel's log what this CPU has failed to do.
 pub(crate) fn log(what: &CStr, errno: Errno) {
-    // SAFETY: the kernel copies the text.
+    // SAFETY: the text ends with a null byte, and the kernel copies it.
     unsafe { perfctr_glue_log(what.as_ptr(), errno.to_return()) }
 }
 
@@ -50,7 +50,7 @@ static ANSWER: Answer = Answer(UnsafeCell::new(None));
 ///
 /// `NODEV` it has not answered, so the module is not loaded.
 pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
-    // SAFETY: nobody writes it any more.
+    // SAFETY: the answer is written once, before anything else of the module is executed.
     unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)
 }
 
@@ -73,7 +73,7 @@ fn ask_again() -> Result<(), Errno> {
 pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -> c_int {
     match first_handshake(&Host, cpus) {
         Ok(query) => {
-            // SAFETY: C calls this first, and once.
+            // SAFETY: C calls this once, before anything else of the module can read the answer.
             unsafe { *ANSWER.0.get() = Some(query) };
             0
         }

@@ -6,22 +6,26 @@ use core::ffi::{c_uint, c_ulong, c_void};
 use shared_abi::Errno;
 
 unsafe extern "C" {
-    /// Bytes that are 0 and aligned to 8 at least, or null; charged to the caller; sleeps.
+    /// Allocates bytes that are 0 and aligned to 8 at least, or returns null.  Sleeps.
+    ///
+    /// The memory is charged to the caller.
     fn perfctr_glue_alloc(bytes: usize) -> *mut c_void;
-    /// A page that is 0, or null; charged to the caller; sleeps.
+    /// Allocates a page that is 0, or returns null.  Sleeps.
+    ///
+    /// The memory is charged to the caller.
     fn perfctr_glue_alloc_page() -> *mut c_void;
     fn kfree(memory: *const c_void);
     fn free_pages(page: c_ulong, order: c_uint);
 }
 
-/// Allocates memory for so many objects.
+/// Allocates memory for a number of objects.
 ///
 /// # Errors
 ///
 /// `NOMEM`.
 pub(crate) fn alloc<T>(objects: usize) -> Result<*mut T, Errno> {
     const { assert!(align_of::<T>() <= 8) };
-    // SAFETY: every caller may sleep.
+    // SAFETY: C accepts any size, and sleeps, which every caller of this module may.
     let memory = unsafe { perfctr_glue_alloc(size_of::<T>().saturating_mul(objects)) };
     if memory.is_null() { Err(Errno::NOMEM) } else { Ok(memory.cast()) }
 }
@@ -32,23 +36,29 @@ pub(crate) fn alloc<T>(objects: usize) -> Result<*mut T, Errno> {
 ///
 /// `NOMEM`.
 pub(crate) fn alloc_page<T>() -> Result<*mut T, Errno> {
-    // SAFETY: every caller may sleep.
+    // SAFETY: C sleeps, which every caller of this module may.
     let page = unsafe { perfctr_glue_alloc_page() };
     if page.is_null() { Err(Errno::NOMEM) } else { Ok(page.cast()) }
 }
 
+/// Frees memory.
+///
 /// # Safety
 ///
-/// It is of [`alloc`], or null, and nobody uses it any more.
+/// [`alloc`] has returned `memory`, or it is null, and nobody uses it any more.
 pub(crate) unsafe fn free<T>(memory: *const T) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller promises that `alloc` has returned the memory, by `kzalloc()` in C, and
+    // that nobody uses it. `kfree()` accepts null.
     unsafe { kfree(memory.cast()) }
 }
 
+/// Frees a page.
+///
 /// # Safety
 ///
-/// It is of [`alloc_page`], or null, and nobody uses it any more.
+/// [`alloc_page`] has returned `page`, or it is null, and nobody uses it any more.
 pub(crate) unsafe fn free_page<T>(page: *const T) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller promises that `alloc_page` has returned the page, which is one page, and
+    // that nobody uses it. `free_pages()` accepts null.
     unsafe { free_pages(page.addr() as c_ulong, 0) }
 }

@@ -58,7 +58,7 @@ impl Rights for Caller {
     }
 
     fn is_locked_down(&self) -> bool {
-        // SAFETY: asks the kernel about itself.
+        // SAFETY: C only reads a setting of the kernel.
         unsafe { perfctr_glue_is_locked_down() }
     }
 
@@ -206,7 +206,7 @@ fn go_on(thread: &mut OnThread<'_>, vcpu: Option<OnVcpu<'_>>) -> Result<(), Errn
 /// C holds the mutex under which the thread's controls are set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_last_control(thread: &ThreadObject, out: &mut Control) {
-    // SAFETY: nobody sets it while C holds the mutex.
+    // SAFETY: the control changes only under the mutex that C holds.
     *out = unsafe { *thread.control.get() };
 }
 
@@ -238,12 +238,13 @@ pub unsafe extern "C" fn perfctr_core_mapped_page(
 ) -> *const c_void {
     match index.checked_sub(1) {
         None => thread.page.cast(),
-        // SAFETY: what the caller says of the index.
+        // SAFETY: the caller promises an index of at most the number of possible vCPUs, so this is
+        // the number of one.
         Some(vcpu) => unsafe { thread.user.page(vcpu) }.cast(),
     }
 }
 
-/// Returns 0 if a user may have so many locked pages, or an error; see [`may_lock`].
+/// Returns 0 if a user may have this number of locked pages, or an error; see [`may_lock`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_may_lock(locked: u64, limit: u64) -> c_int {
     to_return(may_lock(locked, limit, &Caller))

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages users as C sees them, each with a page of every vCPU.
 //!
-//! C has a lock of users: who is in the list changes only while that is held.  A user who has
-//! counters is found without it, in an RCU read section, so that threads of such a user get
-//! counters at the same time.
+//! C has a lock of users, and the list of users changes only while that is held ([`UsersLock`]).  A
+//! user who has counters is found without it, in an RCU read section ([`UsersReader`]), so that
+//! threads of such a user get counters at the same time.
 
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::iter::successors;
+use core::marker::PhantomData;
 use core::ptr::{null, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -53,84 +54,163 @@ struct Users {
 
 static USERS: Users = Users { first: AtomicPtr::new(null_mut()), idle: IdleUsers::new() };
 
-/// Returns the user that a link of the list leads to.
-///
-/// # Safety
-///
-/// As [`all`].
-unsafe fn linked(link: &AtomicPtr<User>) -> Option<&'static User> {
-    // ATOMICS: pairs with `User::make`, which has written the user before.
-    // SAFETY: a user that is not in the list any more is freed when nobody can still see it.
-    unsafe { link.load(Acquire).as_ref() }
+/// The right to look at the users in the list.  No user is freed while this exists.
+struct UsersReader<'a>(PhantomData<&'a Users>);
+
+impl<'a> UsersReader<'a> {
+    /// # Safety
+    ///
+    /// Until the result ends, C is in an RCU read section or holds its lock of users, and nobody
+    /// who holds that lock frees users.
+    const unsafe fn new() -> Self {
+        Self(PhantomData)
+    }
+
+    /// Returns the user that a link of the list leads to.
+    fn follow(&self, link: &AtomicPtr<User>) -> Option<&'a User> {
+        // ATOMICS: pairs with `User::make`, which has written the user before.
+        // SAFETY: the pointer is null or that of a user who was in the list while this right
+        // existed, and such a user is not freed before the right has ended.
+        unsafe { link.load(Acquire).as_ref() }
+    }
+
+    /// Returns all users.
+    fn all(&self) -> impl Iterator<Item = &'a User> {
+        successors(self.follow(&USERS.first), |before| self.follow(&before.next))
+    }
+
+    /// Returns the user of a container with this number, if there is one.
+    fn find(&self, container: u64, uid: u32) -> Option<&'a User> {
+        self.all().find(|user| user.observer.is_of(container, uid))
+    }
 }
 
-/// Returns all users.
-///
-/// # Safety
-///
-/// C holds its lock of users, and nobody frees users meanwhile; or C is in an RCU read section.
-unsafe fn all() -> impl Iterator<Item = &'static User> {
-    // SAFETY: the caller's.
-    unsafe { successors(linked(&USERS.first), move |before| linked(&before.next)) }
-}
+/// The right to change the list of users, and to free users, which may sleep.
+struct UsersLock(());
 
-/// Returns a user of a container.
-///
-/// # Safety
-///
-/// As [`all`].
-unsafe fn user_of(container: u64, uid: u32) -> Option<&'static User> {
-    // SAFETY: the caller's.
-    unsafe { all() }.find(|user| user.observer.is_of(container, uid))
+impl UsersLock {
+    /// # Safety
+    ///
+    /// Until the result ends, C holds its lock of users and is in no RCU read section.
+    const unsafe fn new() -> Self {
+        Self(())
+    }
+
+    /// Returns the right to look at the users.
+    const fn read(&self) -> UsersReader<'_> {
+        // SAFETY: C holds its lock of users, and users are freed only by `take_back`, which needs
+        // this object for itself.
+        unsafe { UsersReader::new() }
+    }
+
+    /// Makes sure that an owner may have one more user.  It frees users without counters before it
+    /// refuses one.
+    fn make_room(&mut self, owner: u32) -> Result<(), Errno> {
+        let users = |lock: &Self| lock.read().all().filter(|user| user.owner == owner).count();
+        may_add(owner, users(self)).or_else(|_| {
+            self.take_back();
+            may_add(owner, users(self))
+        })
+    }
+
+    /// Returns a user of a container, and makes the user if there is none.
+    ///
+    /// # Errors
+    ///
+    /// `NOMEM` if there is no memory; `NOSPC` if its owner has too many users.
+    ///
+    /// # Safety
+    ///
+    /// The caller gives this function a reference to the container.
+    unsafe fn get(
+        &mut self,
+        container: u64,
+        uid: u32,
+        is_initial: bool,
+        owner: u32,
+    ) -> Result<*const User, Errno> {
+        if let Some(user) = self.read().find(container, uid) {
+            // SAFETY: the caller has given this reference, and the user has one of its own.
+            unsafe { perfctr_glue_put_container(container) };
+            USERS.idle.counters_given(&user.counters);
+            return Ok(user);
+        }
+        if let Err(errno) = self.make_room(owner) {
+            // SAFETY: the caller has given this reference, and nobody keeps it.
+            unsafe { perfctr_glue_put_container(container) };
+            return Err(errno);
+        }
+        let number = new_number(&GIVEN_TO_USERS, Whose::Users, |number| {
+            self.read().all().any(|user| user.observer.number == number)
+        });
+        let user = User::make(Observer::new(container, uid, number, is_initial), owner)?;
+        USERS.idle.counters_given(&user.counters);
+        Ok(user)
+    }
+
+    /// Frees users that have no counters, and whose pages the hypervisor has unpinned.
+    fn take_back(&mut self) {
+        let mut link = &USERS.first;
+        let mut to_free: *const User = null();
+        while let Some(user) = self.read().follow(link) {
+            if user.counters.is_idle() && take_back(&user.observer) {
+                // ATOMICS: whoever is at this user goes on to the next one from here, which is in
+                // the list.
+                link.store(user.next.load(Relaxed), Release);
+                USERS.idle.user_freed();
+                user.next_to_free.set(to_free);
+                to_free = user;
+            } else {
+                link = &user.next;
+            }
+        }
+        if to_free.is_null() {
+            return;
+        }
+        // SAFETY: whoever has the lock of users may sleep.
+        unsafe { synchronize_rcu() };
+        // SAFETY: these users are not in the list any more and have no counters, and every RCU read
+        // section has ended that could have found them.  Each is freed once.
+        while let Some(user) = unsafe { to_free.as_ref() } {
+            to_free = user.next_to_free.get();
+            // SAFETY: nobody knows this user any more, as said above, and `take_back` has
+            // unregistered its pages.
+            unsafe { user.free() };
+        }
+    }
 }
 
 /// Returns a user of a container, or null if the user has no counters.
 ///
-/// A user who is returned has one reference more. The caller has to pass it to
-/// `perfctr_core_thread_init`, and its own reference to the container is given back. If this is
-/// null the caller keeps that reference.
+/// The returned user carries a reference that the caller must release, by passing the user to
+/// `perfctr_core_thread_init`. The caller's reference to the container is given back then. If this
+/// is null the caller keeps that reference.
 ///
 /// # Safety
 ///
-/// C is in an RCU read section. `container` is the address of a container, which exists as long as
-/// the reference to it.
+/// C is in an RCU read section. `container` is the address of a container, to which the caller has
+/// a reference.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *const User {
-    // SAFETY: the caller's.
-    let found = unsafe { user_of(container, uid) };
+    // SAFETY: C is in an RCU read section until this returns, in which no user is freed.
+    let found = unsafe { UsersReader::new() }.find(container, uid);
     let Some(user) = found.filter(|user| user.counters.give_more()) else { return null() };
-    // SAFETY: the caller's; the user has one of its own.
+    // SAFETY: the caller has given this reference, and the user has one of its own.
     unsafe { perfctr_glue_put_container(container) };
     user
 }
 
-/// Makes sure that an owner may have one more user. Its users without counters go before it is
-/// refused.
-///
-/// # Safety
-///
-/// C holds its lock of users.
-unsafe fn make_room(owner: u32) -> Result<(), Errno> {
-    // SAFETY: the caller's.
-    let users = || unsafe { all() }.filter(|user| user.owner == owner).count();
-    may_add(owner, users()).or_else(|_| {
-        // SAFETY: the caller's.
-        unsafe { perfctr_core_users_take_back() };
-        may_add(owner, users())
-    })
-}
-
 /// Stores a user of a container in `found`, and makes the user if there is none.
 ///
-/// The user has one reference more. The caller has to pass it to `perfctr_core_thread_init`, and
-/// its own reference to the container belongs to the user, or is given back. `is_initial` says that
-/// this is the initial container. Returns 0, or an error if there is no memory, or if too many
-/// users are charged to `owner`.
+/// The user carries a reference that the caller must release, by passing the user to
+/// `perfctr_core_thread_init`. The caller's reference to the container belongs to the user from
+/// then on, or is given back. `is_initial` says that this is the initial container. Returns 0, or
+/// an error if there is no memory, or if too many users are charged to `owner`.
 ///
 /// # Safety
 ///
-/// C holds its lock of users. `container` is the address of a container, which exists as long as
-/// the reference to it.
+/// C holds its lock of users, and is in no RCU read section. `container` is the address of a
+/// container, to which the caller has a reference.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_user_get(
     container: u64,
@@ -139,59 +219,24 @@ pub unsafe extern "C" fn perfctr_core_user_get(
     owner: u32,
     found: &mut *const User,
 ) -> c_int {
-    // SAFETY: the caller's.
-    to_return(unsafe { get(container, uid, is_initial, owner) }.map(|user| *found = user))
-}
-
-/// See [`perfctr_core_user_get`].
-///
-/// # Errors
-///
-/// `NOMEM`; `NOSPC` its owner has too many users.
-///
-/// # Safety
-///
-/// As [`perfctr_core_user_get`].
-unsafe fn get(
-    container: u64,
-    uid: u32,
-    is_initial: bool,
-    owner: u32,
-) -> Result<&'static User, Errno> {
-    // SAFETY: C holds the lock.
-    let found = unsafe { user_of(container, uid) };
-    let user = if let Some(user) = found {
-        // SAFETY: the caller's; the user has one of its own.
-        unsafe { perfctr_glue_put_container(container) };
-        user
-    } else {
-        // SAFETY: C holds the lock, and nobody has looked at a user yet that could go.
-        if let Err(errno) = unsafe { make_room(owner) } {
-            // SAFETY: the caller's.
-            unsafe { perfctr_glue_put_container(container) };
-            return Err(errno);
-        }
-        let number = new_number(&GIVEN_TO_USERS, Whose::Users, |number| {
-            // SAFETY: C holds the lock.
-            unsafe { all() }.any(|user| user.observer.number == number)
-        });
-        User::make(Observer::new(container, uid, number, is_initial), owner)?
-    };
-    USERS.idle.counters_given(&user.counters);
-    Ok(user)
+    // SAFETY: C holds its lock of users until this returns.
+    let mut users = unsafe { UsersLock::new() };
+    // SAFETY: the caller gives its reference to the container.
+    let user = unsafe { users.get(container, uid, is_initial, owner) };
+    to_return(user.map(|user| *found = user))
 }
 
 impl User {
     /// Makes a user without counters, and puts it into the list.
     fn make(observer: Observer, owner: u32) -> Result<&'static Self, Errno> {
         let Ok(memory) = alloc::<Self>(1) else {
-            // SAFETY: the caller of `get` has given it.
+            // SAFETY: the caller of `get` has given this reference, and nobody keeps it.
             unsafe { perfctr_glue_put_container(observer.container) };
             return Err(Errno::NOMEM);
         };
         let pages = alloc(vcpus().count()).unwrap_or_default();
         let counters = UsersCounters::default();
-        // SAFETY: memory of this size and alignment, which is nobody else's.
+        // SAFETY: `alloc` has returned memory of this size and alignment, which nobody else has.
         let user = unsafe {
             memory.write(Self {
                 next: AtomicPtr::new(USERS.first.load(Relaxed)),
@@ -204,11 +249,12 @@ impl User {
             &*memory
         };
         if let Err(errno) = user.alloc_pages() {
-            // SAFETY: nobody knows it yet.
+            // SAFETY: the user is not in the list yet, so nobody knows it, and has no registered
+            // page.
             unsafe { user.free() };
             return Err(errno);
         }
-        // ATOMICS: pairs with `linked`.
+        // ATOMICS: pairs with `UsersReader::follow`.
         USERS.first.store(memory, Release);
         USERS.idle.user_made();
         Ok(user)
@@ -220,7 +266,7 @@ impl User {
         }
         vcpus().try_for_each(|vcpu| {
             let page = alloc_page()?;
-            // SAFETY: there is room for each possible vCPU.
+            // SAFETY: the table has a place for the number of each possible vCPU.
             unsafe { self.pages.add(vcpu.number as usize).write(page) };
             Ok(())
         })
@@ -236,11 +282,11 @@ impl User {
         unsafe { *self.pages.add(vcpu as usize) }
     }
 
-    /// Gives back one result of [`get`]. If it was the user's last one, the user is freed after a
-    /// while.
+    /// Gives back one result of [`UsersLock::get`] or [`perfctr_core_user_find`]. If it was the
+    /// user's last one, the user is freed after a while.
     pub(crate) fn put(&self) {
         if let Some(delay) = USERS.idle.counters_returned(&self.counters) {
-            // SAFETY: does not sleep, and needs no lock that the caller could hold.
+            // SAFETY: C does not sleep there, and takes no lock that the caller could hold.
             unsafe { perfctr_glue_users_look_in(delay) };
         }
     }
@@ -250,10 +296,12 @@ impl User {
     /// Nobody knows the user any more, and none of its pages is registered.
     unsafe fn free(&self) {
         if !self.pages.is_null() {
-            // SAFETY: nobody uses them any more.
+            // SAFETY: `alloc_page` has returned each page, or there is none, and nobody uses the
+            // user's pages any more.
             vcpus().for_each(|vcpu| unsafe { free_page(self.page(vcpu.number)) });
         }
-        // SAFETY: the user's own reference, and its memory, which nobody uses any more.
+        // SAFETY: the reference is the user's own.  `alloc` has returned both pieces of memory, and
+        // nobody uses them any more.
         unsafe {
             perfctr_glue_put_container(self.observer.container);
             free(self.pages);
@@ -269,30 +317,6 @@ impl User {
 /// C holds its lock of users, and is in no RCU read section.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_users_take_back() {
-    let mut link = &USERS.first;
-    let mut to_free: *const User = null();
-    // SAFETY: those in the list are freed here only.
-    while let Some(user) = unsafe { linked(link) } {
-        if user.counters.is_idle() && take_back(&user.observer) {
-            // ATOMICS: whoever is at this user goes on to the next one from here, which is in the
-            // list.
-            link.store(user.next.load(Relaxed), Release);
-            USERS.idle.user_freed();
-            user.next_to_free.set(to_free);
-            to_free = user;
-        } else {
-            link = &user.next;
-        }
-    }
-    if to_free.is_null() {
-        return;
-    }
-    // SAFETY: sleeps, as who has this called may.
-    unsafe { synchronize_rcu() };
-    // SAFETY: not in the list any more, without counters, and nobody is still looking at them.
-    while let Some(user) = unsafe { to_free.as_ref() } {
-        to_free = user.next_to_free.get();
-        // SAFETY: as above.
-        unsafe { user.free() };
-    }
+    // SAFETY: C holds its lock of users until this returns.
+    unsafe { UsersLock::new() }.take_back();
 }

@@ -27,7 +27,7 @@ pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *mut VcpuObject {
 fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
     let memory = alloc::<VcpuObject>(1)?;
     let perfs: *const VcpuPage = alloc_page().inspect_err(|_| {
-        // SAFETY: nobody knows it yet.
+        // SAFETY: `alloc` has returned the memory, and nobody knows it yet.
         unsafe { free(memory) };
     })?;
     let object = VcpuObject {

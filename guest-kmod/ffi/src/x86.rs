@@ -24,7 +24,8 @@ impl Counters for Linux {
     #[inline(always)]
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: as above; after a fault the glue sets all bits of R10.
+        // SAFETY: the glue survives a fault and then sets all bits of R10; reading a counter has no
+        // other effect.
         unsafe {
             asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
                  out("rdx") high, inout("r10") *stamp.word());

@@ -25,6 +25,8 @@ struct Current<'a> {
     driver: &'a Driver,
 }
 
+/// Authorizes and serves a hypercall.
+///
 /// # Safety
 ///
 /// `argument` is storage of [`hypercall::ARGUMENT_BYTES_MAX`] bytes, aligned to 8, which nobody
@@ -117,7 +119,8 @@ impl Caller for Current<'_> {
     }
 
     fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
-        // SAFETY: C accepts any number.
+        // SAFETY: C looks the number up among the domains, and returns an error if there is no such
+        // domain. No object of the core is borrowed while it calls the core again.
         from_return(unsafe { perfctr_glue_set_policy(domid, allowed) })
     }
 

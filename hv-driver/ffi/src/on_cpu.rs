@@ -122,7 +122,7 @@ pub(crate) fn without_interrupts<R>(work: impl FnOnce(&mut OnCpu<'_>) -> R) -> R
     // the right to use it is under way here: hypercalls are served with interrupts enabled.
     let result = work(&mut unsafe { OnCpu::new(&*perfctr_glue_cpu()) });
     if flags & RFLAGS_IF != 0 {
-        // SAFETY: they were enabled when this was called.
+        // SAFETY: interrupts were enabled when this was called, so this restores their state.
         unsafe { asm!("sti") };
     }
     result

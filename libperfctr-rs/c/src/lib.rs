@@ -130,7 +130,7 @@ pub unsafe extern "C" fn perfctr_counts_open(
         // SAFETY: the caller promises a text that ends; null is found out.
         let events = unsafe { utf8(events) }?;
         let number = open::open(events, wanted(provider)?, unverified(flags)?)?;
-        // SAFETY: the place that was written above.
+        // SAFETY: the caller promises a place for a pointer, which was written above.
         unsafe { store(counters, std::ptr::without_provenance_mut(number)) }
     });
     answer(result)

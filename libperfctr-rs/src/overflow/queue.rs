@@ -50,7 +50,7 @@ impl Queue {
         loop {
             let mut info = [0_u64; size_of::<libc::signalfd_siginfo>() / size_of::<u64>()];
             let bytes = size_of_val(&info);
-            // SAFETY: so many bytes are writable.
+            // SAFETY: `info` has this number of bytes, which are writable.
             let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), bytes) };
             if read < 0 {
                 let error = io::Error::last_os_error();

@@ -107,7 +107,7 @@ impl Event {
     /// The kernel's error.
     #[inline(always)]
     pub fn enable(&self) -> Result<(), Errno> {
-        // SAFETY: the descriptor is an event's.
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
         Errno::result(unsafe { ioctls::ENABLE(self.0.as_raw_fd(), 1) }).map(drop)
     }
 
@@ -118,7 +118,7 @@ impl Event {
     /// The kernel's error.
     #[inline(always)]
     pub fn disable(&self) -> Result<(), Errno> {
-        // SAFETY: the descriptor is an event's.
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
         Errno::result(unsafe { ioctls::DISABLE(self.0.as_raw_fd(), 1) }).map(drop)
     }
 
@@ -130,7 +130,7 @@ impl Event {
     /// The kernel's error.
     pub fn lead(&self, counts: bool) -> Result<(), Errno> {
         let ioctl = if counts { ioctls::ENABLE } else { ioctls::DISABLE };
-        // SAFETY: the descriptor is an event's.
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
         Errno::result(unsafe { ioctl(self.0.as_raw_fd(), 0) }).map(drop)
     }
 
@@ -152,7 +152,7 @@ impl Event {
     ///
     /// The kernel's error.
     pub fn reset(&self) -> Result<(), Errno> {
-        // SAFETY: the descriptor is an event's.
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
         Errno::result(unsafe { ioctls::RESET(self.0.as_raw_fd(), 0) }).map(drop)
     }
 
@@ -167,7 +167,7 @@ impl Event {
     ///
     /// The kernel's error.
     pub fn refresh(&self, times: usize) -> Result<(), Errno> {
-        // SAFETY: the descriptor is an event's.
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
         Errno::result(unsafe { ioctls::REFRESH(self.0.as_raw_fd(), times as i32) }).map(drop)
     }
 }
@@ -279,7 +279,7 @@ impl Sampling {
     /// which the first is its header.
     fn each_record(&mut self, mut take: impl FnMut(u32, &dyn Fn(u64) -> u64)) {
         let page: *mut perf_event_mmap_page = self.ring.as_mut_ptr().cast();
-        // SAFETY: the kernel has put such a structure there.
+        // SAFETY: the first page of the mapping has this form, which the kernel keeps up to date.
         let (head, tail) = unsafe { ((*page).data_head, (*page).data_tail) };
         fence(Ordering::Acquire);
         let data = &self.ring[PAGE_BYTES..];

@@ -104,7 +104,7 @@ pub fn command(line: &str) -> Result<Command> {
     child.args(words).env_clear().envs(ENVIRONMENT).current_dir("/work");
     child.stdin(Stdio::null()).stdout(Stdio::null());
     let fixed = || Ok(personality::set(Persona::ADDR_NO_RANDOMIZE).map(drop)?);
-    // SAFETY: a system call.
+    // SAFETY: the closure makes one system call and allocates nothing.
     unsafe { child.pre_exec(fixed) };
     Ok(child)
 }

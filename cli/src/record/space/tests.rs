@@ -9,9 +9,9 @@ use super::*;
 /// Returns the registers of the function that this is a part of.
 #[inline(always)]
 fn registers() -> user_regs_struct {
-    // SAFETY: it is made of numbers.
+    // SAFETY: the structure has only numbers, which may be 0.
     let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
-    // SAFETY: it only reads registers.
+    // SAFETY: the instructions read registers, and write only those that are named here.
     unsafe {
         asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) registers.rip,
              out(reg) registers.rsp, out(reg) registers.rbp, options(nomem, nostack));

@@ -115,12 +115,12 @@ extern "C" fn expects_address(
     info: *mut libc::siginfo_t,
     _: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes it.
+    // SAFETY: the kernel passes a pointer to the signal's information.
     end(signal == libc::SIGSEGV && unsafe { (*info).si_addr() } as usize == NOWHERE);
 }
 
 extern "C" fn expects_halt(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes it; the instruction that faulted is readable.
+    // SAFETY: the kernel passes a pointer to the context; the instruction that faulted is readable.
     let byte = unsafe {
         let context = &*context.cast::<libc::ucontext_t>();
         *(context.uc_mcontext.gregs[libc::REG_RIP as usize] as *const u8)
@@ -129,7 +129,7 @@ extern "C" fn expects_halt(_: libc::c_int, _: *mut libc::siginfo_t, context: *mu
 }
 
 extern "C" fn expects_nowhere(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes it.
+    // SAFETY: the kernel passes a pointer to the context.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     end(context.uc_mcontext.gregs[libc::REG_RSP as usize] != 0);
 }
@@ -227,13 +227,13 @@ fn sessions_leave_the_action_alone_if_asked_to() {
         exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
     };
     assert_eq!(child(default(), false, left), KILLED);
-    let told = || {
-        // SAFETY: the child has no other thread.
+    let by_variable = || {
+        // SAFETY: the child has no other thread that could read the environment meanwhile.
         unsafe { libc::setenv(c"PERFCTR_LEAVE_SIGSEGV".as_ptr(), c"1".as_ptr(), 1) };
         survive_by_default();
         exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
     };
-    assert_eq!(child(default(), false, told), KILLED);
+    assert_eq!(child(default(), false, by_variable), KILLED);
     // A program that asks for it still gets it.
     let asked = || {
         leave_faults();
@@ -295,7 +295,8 @@ fn a_handler_before_gets_what_is_not_rdpmc() {
 #[test]
 fn a_handler_before_learns_of_a_jump_to_nowhere() {
     let body = || {
-        // SAFETY: faults: no address that is not canonical can be executed.
+        // SAFETY: the instruction faults, because no code can be at an address that is not
+        // canonical.
         unsafe { asm!("call {}", in(reg) 1_u64 << 63 | 1) };
         false
     };

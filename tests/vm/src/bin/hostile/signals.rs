@@ -43,7 +43,7 @@ static DEVICE: OnceLock<File> = OnceLock::new();
 static OVERFLOWS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn on_signal(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid pointer.
+    // SAFETY: the kernel passes a pointer to the signal's information.
     let code = unsafe { (*info).si_code };
     if let (SIGNAL_CODE, Some(device)) = (code, DEVICE.get()) {
         OVERFLOWS.fetch_add(1, Relaxed);
@@ -89,7 +89,7 @@ fn no_signal_may_be_queued() -> Result<()> {
 
 fn is_ignored(signal: i32) -> Result<()> {
     let device = sample(signal)?;
-    // SAFETY: sets no handler.
+    // SAFETY: the call sets no handler.
     ensure!(unsafe { libc::signal(signal, libc::SIG_IGN) } != libc::SIG_ERR, "signal");
     device::control(device, sampling(PERIOD, signal)).context("cannot control")?;
     for _ in 0..2 {

@@ -115,7 +115,7 @@ pub struct Plan {
 
 /// Ends the process.
 fn end() -> ! {
-    // SAFETY: does not return.
+    // SAFETY: the call takes a number and does not return.
     unsafe { libc::syscall(libc::SYS_exit_group, 0) };
     unreachable!("the process has ended")
 }
@@ -164,7 +164,7 @@ impl Plan {
     /// Waits for a byte.
     fn wait(&self) {
         let mut byte = 0_u8;
-        // SAFETY: one byte, which is ours.
+        // SAFETY: the kernel writes one byte to this variable.
         unsafe { libc::syscall(libc::SYS_read, self.start.as_raw_fd(), &raw mut byte, 1_usize) };
     }
 
@@ -215,7 +215,7 @@ impl Plan {
 }
 
 extern "C" fn thread(plan: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: what `go_on_in_thread` has given away.
+    // SAFETY: `go_on_in_thread` has made the pointer from a box, and given it to this thread alone.
     let plan = unsafe { Box::from_raw(plan.cast::<Plan>()) };
     plan.act_and_work()
 }

@@ -38,7 +38,7 @@ fn changed(values: Range<u64>) -> u64 {
 /// Returns a value after it was in two registers.
 fn kept(value: u64) -> [u64; 2] {
     let (mut first, mut last): (u64, u64);
-    // SAFETY: registers only.
+    // SAFETY: the instructions touch no memory, and write only to registers that are named here.
     unsafe {
         asm!(
             "movq xmm0, {value}",

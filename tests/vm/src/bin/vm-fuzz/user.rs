@@ -251,7 +251,8 @@ impl Hostile {
             return;
         }
         let options = input.byte();
-        // SAFETY: as above.
+        // SAFETY: the other threads of this process hold no lock of the library for long, and what
+        // waits for ever is ended.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => {
                 self.depth += 1;
@@ -370,6 +371,7 @@ fn work(input: &mut Reader<'_>) {
 }
 
 fn end() -> ! {
-    // SAFETY: ends the process at once, as one that shares buffers must.
+    // SAFETY: the call takes a number and does not return.  A process that shares buffers must not
+    // write them.
     unsafe { libc::_exit(0) }
 }
