@@ -17,7 +17,7 @@ use crate::program::{Signals, Target};
 use crate::stat::grouped;
 use crate::text::{self, harmless, print};
 
-/// The accounts are read at least so often. The driver ends them after ten seconds.
+/// The longest time between two reads of the accounts. The driver ends them after ten seconds.
 const RENEW: Duration = Duration::from_secs(2);
 
 /// The names of domains, by their numbers.

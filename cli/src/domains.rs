@@ -57,7 +57,7 @@ enum Action {
     Apply {
         /// The file.
         file: PathBuf,
-        /// Reads the file and does this again every so many seconds, and does not end.
+        /// Reads the file again after each interval of this length, and does not end.
         ///
         /// Each machine is allowed once while this runs. One that is forbidden later stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]

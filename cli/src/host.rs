@@ -47,7 +47,7 @@ impl Clock {
 
 const NS_PER_SECOND: u128 = 1_000_000_000;
 
-/// Returns the time of so many ticks. Unit: ns.
+/// Returns the time of this many ticks. Unit: ns.
 fn time(ticks: u64, per_second: u64) -> u64 {
     u64::try_from(u128::from(ticks) * NS_PER_SECOND / u128::from(per_second.max(1)))
         .unwrap_or(u64::MAX)

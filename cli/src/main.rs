@@ -73,7 +73,7 @@ enum Verb {
     /// Lists events, their encodings, and which of them can be counted here.
     #[command(after_help = examples::LIST)]
     List(list::Options),
-    /// Runs a program and takes a sample of it every so many events.
+    /// Runs a program, and takes a sample of it whenever a number of events has occurred.
     #[command(after_help = examples::RECORD)]
     Record(record::Options),
     /// Shows in which functions the recorded samples were taken.

@@ -61,14 +61,15 @@ pub struct Options {
     /// which functions. Xen's option `perfctr=profile` lets it.
     #[arg(long, group = "sampled", conflicts_with_all = ["pid", "cpus"])]
     host: bool,
-    /// Takes a sample every so many events, unless the event says so itself (`/period=N/`).
+    /// Takes a sample after each period of this many events; an event's own `/period=N/` comes
+    /// first.
     #[arg(short, long, default_value_t = 1_000_003, requires = "sampled")]
     count: u64,
     /// Distinguishes samples by these columns, separated by commas. Without it, this is the symbol,
     /// and of a host layer, domain and symbol.
     #[arg(short, long, value_enum, value_delimiter = ',', requires = "sampled")]
     sort: Vec<Key>,
-    /// Updates after so many milliseconds.
+    /// Updates after this many milliseconds.
     #[arg(
         short,
         long,
@@ -77,7 +78,7 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(50..)
     )]
     delay: u64,
-    /// Ends after so many updates.
+    /// Ends after this many updates.
     #[arg(short = 'n', long, value_name = "N")]
     looks: Option<u64>,
     /// Prints all rows as text, one update after another; the default if there is no terminal.

@@ -12,10 +12,12 @@ use shared_abi::ioctl::{Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::slot::bits_of;
 
-/// A counter whose period is shorter, and that counts its own handler, interrupts at the first
-/// multiple of the period that is so many events away. The overflows before that are merged.
-/// Otherwise the next one would come before the handler has ended, and the thread would make no
-/// progress. A handler that counts is a signal's, or the kernel's if the counter counts the kernel.
+/// The least number of events between two interrupts of a counter that counts its own handler.
+///
+/// If its period is shorter, it interrupts at the first multiple of the period that is at least
+/// this far away. The overflows before that are merged. Otherwise the next one would come before
+/// the handler has ended, and the thread would make no progress. A handler that counts is a
+/// signal's, or the kernel's if the counter counts the kernel.
 const EVENTS_BETWEEN_MIN: u64 = 1_000;
 
 /// What the thread is to be told.

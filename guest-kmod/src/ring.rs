@@ -174,7 +174,7 @@ mod tests {
         (ring, ThreadPage::default())
     }
 
-    /// Writes so many; gives where they went.
+    /// Writes this many records.  Returns the places of those for which there was room.
     fn write(ring: &Ring, page: &ThreadPage, records: u64) -> Vec<u64> {
         let write = |_| {
             let place = ring.place(page)?;

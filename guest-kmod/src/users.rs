@@ -19,15 +19,15 @@ use crate::watch::UNWATCH_DELAY_MS;
 /// More users than this without counters do not keep their pages.
 const IDLE_USERS_MAX: u32 = 16;
 
-/// So many users with pages may have the same owner.
+/// The largest number of users with pages that one owner may have.
 pub const USERS_OF_OWNER_MAX: usize = 64;
 
-/// Judges whether an owner who has so many users with pages may have one more.  Root may have any
+/// Judges whether an owner who has this many users with pages may have one more.  Root may have any
 /// number: each of its containers has a user of its own.
 ///
 /// # Errors
 ///
-/// `NOSPC`.
+/// `NOSPC` if the owner has too many.
 pub const fn may_add(owner: u32, users: usize) -> Result<(), Errno> {
     if users < USERS_OF_OWNER_MAX || owner == ROOT_UID { Ok(()) } else { Err(Errno::NOSPC) }
 }

@@ -145,7 +145,7 @@ impl Driver {
         }
     }
 
-    /// Returns how many ticks of the time-stamp counter so many milliseconds have.
+    /// Converts milliseconds to ticks of the time-stamp counter.
     pub(crate) fn ticks(&self, ms: u64) -> u64 {
         self.rate.window_tsc.wrapping_mul(ms)
     }

@@ -12,7 +12,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Has the lease end after so many ticks from now.
+    /// Has the lease end after this many ticks from now.
     pub(crate) fn renew(&self, now: u64, ticks: u64) {
         // 0 has a meaning of its own.
         self.until_tsc.store(now.wrapping_add(ticks).max(1), Relaxed);

@@ -220,7 +220,7 @@ impl Driver {
         raw & mask & !(mask >> 1) == 0
     }
 
-    /// Lets the counter overflow after so many events, and interrupt.
+    /// Lets the counter overflow after this many events, and interrupt.
     fn start_counter(&self, pmu: &impl Pmu, slot: PhysSlot, events: u64) {
         let preset = events.wrapping_neg() & self.caps.width(slot).mask();
         pmu.write_register(self.registers.counter(slot), preset);

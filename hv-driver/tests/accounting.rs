@@ -144,7 +144,8 @@ impl Core {
         work(&mut ThisCpu { driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 })
     }
 
-    /// A vCPU executes so much, and so does the hypervisor; then it is switched out.
+    /// Lets a vCPU execute `guest`, and the hypervisor `hypervisor` events, and switches the vCPU
+    /// out.
     fn runs(&mut self, driver: &Driver, account: &Account, guest: &[(Who, u64)], hypervisor: u64) {
         let hardware = match guest.first() {
             Some((Kernel | User, _)) => Some(Rings::Hardware),

@@ -88,7 +88,7 @@ impl Registers {
         }
     }
 
-    /// Each counter that counts does so many times.
+    /// Lets each counter that counts count this many events.
     fn retire(&self, events: u64) {
         for slot in (0..4).chain(16..19).filter(|&slot| self.counts(slot)) {
             let bits = if slot < 16 { 48 } else { 40 };
@@ -542,7 +542,7 @@ fn the_host_knows_of_an_interrupt_that_may_still_come() {
         assert!(vcpu.out(&mut host));
         assert_eq!(expected(&host), [(0, true)], "a switch has seen it");
         vcpu.enter(&mut host, Kernel);
-        // So many overflows are not allowed in one window.
+        // This is more overflows than a window allows.
         host.registers.clock.set(host.registers.clock.get() + RATE.window_tsc);
     }
 }

@@ -1909,7 +1909,7 @@ fn registered_beside(m: &mut Machine, page: &VcpuPage) -> Vcpu {
     other
 }
 
-/// Counter 0, after the vCPU here has executed 77 instructions, holds so many more.
+/// Counter 0, after the vCPU here has executed 77 instructions, holds this many more.
 fn counter_0_moves_by(m: &Machine) -> u64 {
     let before = m.pmu.counter(0);
     m.pmu.retire(77);

@@ -134,7 +134,7 @@ static long period(int threshold)
 	return threshold - is_early;
 }
 
-/* Returns what is executed for so many overflows. */
+/* Returns what is executed for this many overflows. */
 static long long overhead(long overflows, int event)
 {
 	if (!overflows)

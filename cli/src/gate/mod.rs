@@ -52,10 +52,10 @@ pub struct Options {
     /// Finds the program in the baseline by this name; without it, by its command line.
     #[arg(short, long)]
     name: Option<String>,
-    /// Runs the program so many times, and compares the least count.
+    /// Runs the program this many times, and compares the least count.
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Does not fail for so many more events than before.
+    /// Lets the count grow by this number of events without failing.
     #[arg(short, long, default_value_t = 0)]
     threshold: u64,
     /// Passes this variable on to the program, or sets it.  The program's environment has only

@@ -60,7 +60,8 @@ impl Bytes {
         self
     }
 
-    /// Adds a name that ends with a zero, and is padded with zeros to a multiple of so many bytes.
+    /// Adds a name that ends with a zero, and is padded with zeros to a multiple of this many
+    /// bytes.
     fn name(&mut self, name: &[u8], multiple: usize) -> &mut Self {
         let end = self.0.len() + (name.len() + 1).next_multiple_of(multiple);
         self.0.extend(name);

@@ -37,7 +37,7 @@ impl Samples {
         })
     }
 
-    /// Adds so many samples of a thread, all taken at this time, if that is known. The innermost
+    /// Adds this many samples of a thread, all taken at this time, if that is known. The innermost
     /// frame comes first.
     pub fn add(&mut self, thread: u32, stack: &[Frame], samples: u64, time: Option<u64>) {
         self.add_on(None, thread, stack, samples, time);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Implements `perfctr record`, which notes where a program is, with all threads and processes that
-//! it starts, whenever so many events have occurred.
+//! it starts, whenever a number of events has occurred.
 //!
 //! Every thread has a counter of its own and gets a signal at each overflow, at which its tracer
 //! finds it stopped.  The tracer notes where it is, discards the signal, and lets counter and
@@ -55,7 +55,8 @@ pub struct Options {
     /// Samples by an event that is not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// Takes a sample every so many events, unless the event says so itself (`/period=N/`).
+    /// Takes a sample after each period of this many events; an event's own `/period=N/` comes
+    /// first.
     #[arg(short, long, default_value_t = 1_000_003, value_parser = period())]
     count: u64,
     /// Records the callers as well.

@@ -17,7 +17,7 @@ pub struct Round {
 /// A round of [`count_down`].
 pub const COUNT_DOWN: Round = Round { instructions: 2, branches: 1 };
 
-/// Does nothing so many times, at least once.
+/// Does nothing this many times, at least once.
 #[inline(never)]
 pub fn count_down(rounds: u64) {
     // SAFETY: only the register is changed.
@@ -29,7 +29,7 @@ pub const TOUCH: Round = Round { instructions: 4, branches: 1 };
 /// Size of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// Writes to the first byte of each of so many pages, at least one.
+/// Writes to the first byte of each of this many pages, at least one.
 ///
 /// # Panics
 ///
@@ -54,7 +54,7 @@ pub fn touch(pages: &mut [u8], rounds: u64) {
 /// A round of [`identify`].
 pub const IDENTIFY: Round = Round { instructions: 5, branches: 1 };
 
-/// Executes CPUID so many times, at least once.  In a guest that has the CPU's own rings each of
+/// Executes CPUID this many times, at least once.  In a guest that has the CPU's own rings each of
 /// them leaves the guest and enters it again.
 #[inline(never)]
 pub fn identify(rounds: u64) {
@@ -104,7 +104,7 @@ unsafe extern "C" {
 /// Size in bytes of DEC, which is behind the instructions of a byte each.
 const DEC_BYTES: u64 = 3;
 
-/// Executes the straight block so many times, at least once.
+/// Executes the straight block this many times, at least once.
 pub fn straight(rounds: u64) {
     // SAFETY: it changes RDI and the flags only, which a function may.
     unsafe { perfctr_selftest_straight(rounds) }

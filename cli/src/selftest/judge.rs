@@ -55,7 +55,7 @@ impl PromiseName {
             ],
             Self::RepeatedCounts => [
                 "two runs of the same program have the same counts",
-                "allow a gate so much as the runs differ by (`perfctr gate --threshold`)",
+                "allow a gate the difference between the runs (`perfctr gate --threshold`)",
             ],
             Self::ConstantReads => [
                 "a read takes no system call and always counts the same of itself",
@@ -66,7 +66,7 @@ impl PromiseName {
             }
             Self::SamplePlaces => [
                 "a sample is at the instruction where its period ended",
-                "samples are so many instructions late; functions are right, lines may not be",
+                "samples are this many instructions late; functions are right, lines may not be",
             ],
             Self::Wraps => ["counts stay right when a counter wraps", "do not use counts here"],
         }

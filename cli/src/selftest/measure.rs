@@ -100,7 +100,7 @@ fn speed() -> f64 {
     }
 }
 
-/// Returns a period of at least so many instructions whose multiples are everywhere in a round.
+/// Returns a period of at least this many instructions whose multiples are everywhere in a round.
 fn period(at_least: u64) -> u64 {
     PERIOD + at_least.saturating_sub(PERIOD).div_ceil(STRAIGHT_ROUND) * STRAIGHT_ROUND
 }
@@ -153,7 +153,7 @@ impl Meter<'_> {
     }
 
     fn page_faults(&self) -> Result<Known> {
-        // So much memory is fresh from the kernel, which gives each page when it is touched.
+        // The kernel gives each page of this memory only when it is touched.
         let pages = RefCell::new(vec![0; (1 + FAULTS as usize) * PAGE]);
         let mut touch = |rounds| bodies::touch(&mut pages.borrow_mut(), rounds);
         let before = usage()?.minor_page_faults();
@@ -163,7 +163,7 @@ impl Meter<'_> {
         Ok(Known { causes: faults.min(FAULTS), ..known })
     }
 
-    /// Runs the program so many times with so many rounds each.
+    /// Runs the program `runs` times with `rounds` rounds each.
     fn known(
         &self,
         round: Round,

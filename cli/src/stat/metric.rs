@@ -14,7 +14,7 @@ pub struct Metric {
 }
 
 /// Returns the metric of the `n`th event, if these events were counted together while threads
-/// executed for so long.
+/// executed for `time`.
 ///
 /// A ratio is of counts in the same mode.
 pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> {

@@ -58,7 +58,7 @@ pub struct Options {
     /// The same in their groups.
     #[arg(skip)]
     groups: Vec<Vec<Event>>,
-    /// Runs the program so many times, and says by how much the counts differed.
+    /// Runs the program this many times, and prints by how much the counts differed.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Gives the program the same addresses and the same environment in each run, and says so.
@@ -109,7 +109,7 @@ pub struct Options {
         conflicts_with_all = ["pid", "tid", "repeat", "per_thread", "repeatable"]
     )]
     cgroup: Option<std::path::PathBuf>,
-    /// Prints the counts of every so many milliseconds, too.
+    /// Also prints the counts of each interval of this length.
     #[arg(
         short = 'I',
         long,

@@ -198,7 +198,7 @@ mod tests {
         View::new(Collector::new(Hypervisor::without_file(), profile), &[]).unwrap()
     }
 
-    /// Adds so many samples of a domain.
+    /// Adds this many samples of a domain.
     fn add(view: &mut View<Collector>, domain: u32, mode: Mode, samples: u32) {
         let sample = sample(mode, domain, domain % 2, 0x20);
         (0..samples).for_each(|_| view.source.add(&sample));
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Returns a profile of one thread that was so often at each of these addresses.
+    /// Returns a profile of one thread: addresses, and how many samples each has.
     fn of_thread(samples: &[(u64, u64)]) -> Profile {
         let mut profile = Profile::new(Vec::new(), "native".into(), "cycles:u".into(), 1_000);
         let mut all = Samples::default();

@@ -75,7 +75,7 @@ pub fn said(command: &mut Command) -> Said {
     Said { status, out, err }
 }
 
-/// Writes a baseline by which a benchmark had so many events.
+/// Writes a baseline by which a benchmark had this many events.
 pub fn set_baseline(path: &Path, name: &str, count: u64) {
     let events = json!({ "instructions:u": { "min": count, "max": count } });
     let baseline = json!({

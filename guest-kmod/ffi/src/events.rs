@@ -47,7 +47,7 @@ pub extern "C" fn perfctr_core_event_select(id: u64) -> u16 {
 /// `group` are `count` events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, count: u32) -> bool {
-    // SAFETY: the caller gives an array of so many events, which lives during the call.
+    // SAFETY: the caller gives an array of this many events, which lives during the call.
     fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
 

@@ -120,7 +120,7 @@ pub unsafe extern "C" fn perfctr_core_judge(
     paranoid: c_int,
     cpus: u32,
 ) -> c_int {
-    // SAFETY: C's copy of the caller's argument, of which it has filled so many bytes.
+    // SAFETY: C's copy of the caller's argument, of which it has filled this many bytes.
     let argument = unsafe { slice::from_raw_parts(argument.cast::<u8>(), bytes as usize) };
     let machine = pmu().map(|caps| GuestFacts { paranoid, cpus, caps });
     to_return(machine.and_then(|machine| judge(number, argument, &machine, &Caller)))

@@ -149,7 +149,7 @@ impl Guest {
         self.thread_in(uid, None).expect("there is memory")
     }
 
-    /// Does the same where there is memory for so many more allocations.
+    /// Does the same where there is memory for this many more allocations.
     ///
     /// # Errors
     ///
@@ -452,7 +452,7 @@ fn answer() -> HvQuery {
 extern "C" fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int {
     let argument = match length {
         0 => &mut [],
-        // SAFETY: the core passes so many bytes.
+        // SAFETY: the core passes this many bytes.
         _ => unsafe { core::slice::from_raw_parts_mut(argument.cast::<u8>(), length as usize) },
     };
     crate::to_return(Fake::with(|fake| fake.hypercall(op, argument)))

@@ -44,7 +44,7 @@ pub struct Unsuitable {
 }
 
 /// Asks the hypervisor by [`handshake`] when the module is loaded, and checks that a mapping
-/// has room for the pages of so many possible CPUs.
+/// has room for the pages of this many possible CPUs.
 ///
 /// # Errors
 ///

@@ -29,7 +29,7 @@ static int is_open;
 static uint32_t events;
 static uint64_t executed[2];
 
-/* Executes so much between two readings. */
+/* Adds to what is executed between two readings. */
 void stand_in_execute(uint64_t instructions, uint64_t branches)
 {
 	executed[0] += instructions;

@@ -249,7 +249,7 @@ impl Pfm {
             return Err(error);
         }
         let count = usize::try_from(argument.count).unwrap_or(0);
-        // SAFETY: the library has allocated so many words, for us to free.
+        // SAFETY: the library has allocated this many words, for us to free.
         let words = unsafe {
             let words = std::slice::from_raw_parts(argument.codes, count).to_vec();
             libc::free(argument.codes.cast());

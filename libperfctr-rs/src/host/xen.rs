@@ -150,7 +150,7 @@ impl Xen {
             .ok_or(ErrorKind::OutOfMemory)?
             .copy_from_slice(value.as_bytes());
         let privcmd = self.privcmd.as_raw_fd();
-        // SAFETY: the operation reads and writes no more than so many bytes of our mapping, to
+        // SAFETY: the operation reads and writes no more than this many bytes of our mapping, to
         // which there is no reference meanwhile.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         if result < 0 {

@@ -118,8 +118,8 @@ pub struct Waited {
     pub ended: bool,
 }
 
-/// Returns the smallest ring that has room for so many records.  Its watermark is a quarter of its
-/// records.
+/// Returns the smallest ring that has room for this many records.  Its watermark is a quarter of
+/// its records.
 ///
 /// # Errors
 ///

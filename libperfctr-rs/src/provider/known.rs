@@ -144,7 +144,7 @@ mod tests {
         assert!(!cpu.has(&Event::BRANCHES) && !cpu.has(&Event::raw(0xc4)));
         assert!(cpu.has(&Event::INSTRUCTIONS));
         assert!(!cpu.has(&Event::REF_CYCLES) && Known { fixed: 3, ..cpu }.has(&Event::REF_CYCLES));
-        // Only so many bits of EBX have a meaning.
+        // Only this many bits of EBX have a meaning.
         let few = Known {
             vendor: VENDOR_INTEL,
             missing: missing(EAX & 0xff_ffff | 2 << 24, 0),

@@ -89,7 +89,7 @@ impl Paravirt {
         Ok(())
     }
 
-    /// Gives the thread a ring of so many records.
+    /// Gives the thread a ring of this many records.
     pub(crate) fn records(&self, room: usize, callers: usize) -> Result<Records, Error> {
         if self.pages.forked() {
             return Err(Error::Forked);

@@ -44,7 +44,7 @@ impl Ring {
         let (at, rest) = (begin as usize % BYTES, BYTES - begin as usize % BYTES);
         let all = (end.wrapping_sub(begin) as usize).min(BYTES);
         for (at, length) in [(at, all.min(rest)), (0, all.saturating_sub(rest))] {
-            // SAFETY: so many bytes from there are in the mapping, and the kernel leaves them
+            // SAFETY: this many bytes from there are in the mapping, and the kernel leaves them
             // alone until it is told that they have been read.
             let part = unsafe {
                 let data = self.map.as_ptr().wrapping_add(PAGE_BYTES + at);

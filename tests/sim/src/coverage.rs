@@ -29,7 +29,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Makes the coverage of a machine with so many agents. It stays empty unless it is wanted.
+    /// Makes the coverage of a machine with this many agents. It stays empty unless it is wanted.
     pub fn new(wanted: bool, agents: usize) -> Self {
         if !wanted {
             return Self::default();

@@ -24,7 +24,7 @@
 //! later loads, and reorders nothing else; that is seen only if two processors each store to one
 //! place and then load the other's.  Of these pages the hypervisor loads none but what a vCPU has
 //! left that executes nowhere, threads store to none, and a guest's kernel stores only to threads'
-//! pages, which the hypervisor never looks at: `machine` fails if one of this is not so.  So late
+//! pages, which the hypervisor never looks at: `machine` fails if any of this is not true.  So late
 //! stores are as good as a writer that comes later, which is tried.  Weaker orders of the sequence
 //! protocol are loom's (`shared-abi/tests/loom_seq.rs`).
 //!

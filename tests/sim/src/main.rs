@@ -49,7 +49,7 @@ mod cli {
         /// --growth. If the environment has PERFCTR_VOLUME=long, make a billion steps.
         #[arg(long)]
         all: bool,
-        /// Make so many steps in runs that lead to something new.
+        /// Make this many steps in runs that lead to something new.
         #[arg(long)]
         guided: Option<u64>,
         /// Let --guided begin every run anew, for comparison.

@@ -148,7 +148,7 @@ pub struct Perf {
 }
 
 impl Perf {
-    /// Makes the state of perf in a machine with so many threads and vCPUs.
+    /// Makes the state of perf in a machine with this many threads and vCPUs.
     pub fn new(threads: usize, vcpus: usize) -> Self {
         Self {
             tasks: (0..threads).map(|_| RefCell::default()).collect(),

@@ -94,7 +94,7 @@ impl Body {
     /// The most rounds of a body.
     const ROUNDS_MAX: u64 = PAGE_BYTES as u64;
 
-    /// Makes a body of so many rounds, at least one.
+    /// Makes a body of this many rounds, at least one.
     pub fn new(does: Does, rounds: u64) -> Self {
         assert!((1..=Self::ROUNDS_MAX).contains(&rounds));
         let code = match does {

@@ -66,20 +66,20 @@ impl Path {
         self.executed.len()
     }
 
-    /// Returns the address of the instruction after so many others.
+    /// Returns the address of the instruction after this many others.
     pub fn place_after(&self, instructions: usize) -> Option<u64> {
         self.executed.get(instructions).copied()
     }
 
-    /// Returns the branches of these kinds that were taken within so many instructions, the latest
-    /// first.
+    /// Returns the branches of these kinds that were taken within this many instructions, the
+    /// latest first.
     pub fn latest(&self, instructions: usize, kinds: u32) -> impl Iterator<Item = Branch> {
         let within = self.taken.iter().rev().skip_while(move |one| one.after > instructions);
         within.filter(move |one| one.kinds & kinds != 0).map(|one| one.branch)
     }
 
-    /// Checks the branches of a sample that was taken after so many instructions.  Returns how many
-    /// there are.
+    /// Checks the branches of a sample that was taken after this many instructions.  Returns how
+    /// many there are.
     ///
     /// # Errors
     ///

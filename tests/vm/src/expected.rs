@@ -107,7 +107,7 @@ impl Stepped {
         Ok(Self { pages })
     }
 
-    /// Steps through `body` in a child that counts with so many counters. The read that executes
+    /// Steps through `body` in a child that counts with this many counters. The read that executes
     /// the RDPMC of this number starts over.
     ///
     /// # Errors

@@ -87,7 +87,7 @@ impl Descent {
         vm_tests_descend_return as *const () as u64
     }
 
-    /// Returns where the descent is after so many of its first [`descending`](Self::descending)
+    /// Returns where the descent is after this many of its first [`descending`](Self::descending)
     /// instructions.
     ///
     /// # Panics

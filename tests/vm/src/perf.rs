@@ -161,7 +161,7 @@ impl Event {
         self.0.as_fd()
     }
 
-    /// Lets the event count until it has overflowed so many times.
+    /// Lets the event count until it has overflowed this many times.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ pub enum Record {
         /// The number of events since the overflow before.
         period: u64,
     },
-    /// So many records were lost, since there was no room.
+    /// The number of records that were lost, because there was no room.
     Lost(u64),
     /// Another kind of record, by its number.
     Other(u32),

@@ -110,8 +110,8 @@ fn count(session: &mut Session, shape: &Shape, region: Region) -> Result<()> {
 pub struct Constants {
     /// What is counted from the start to the region and from there to the stop.
     once: [u64; 2],
-    /// What is counted after each signal, in the first so many instructions from where the counters
-    /// continue to where the thread does.
+    /// What is counted after each signal, by the number of instructions that were executed since
+    /// the counters continue, up to where the thread does.
     way: Vec<[u64; 2]>,
 }
 
@@ -173,7 +173,7 @@ impl Constants {
         *self.way.last().expect("a way has an end")
     }
 
-    /// Returns what is counted after so many signals, some of which came on the way from the one
+    /// Returns what is counted after this many signals, some of which came on the way from the one
     /// before. The rest of that way was executed with the counters paused.
     fn after_signals(&self, signals: u64, on_the_way: &[u64; WAY_MAX]) -> [u64; 2] {
         let whole = self.per_signal();

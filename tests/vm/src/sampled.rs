@@ -63,7 +63,7 @@ pub struct Noted {
     pub unread: u64,
     /// The number of instructions at the last signal.
     pub last: u64,
-    /// How often a signal came so few instructions after the one before. Its overflow was on the
+    /// How often a signal came `n` instructions after the one before. Its overflow was on the
     /// way from where the counters continued, and paused them there.
     pub after: [u64; WAY_MAX],
 }

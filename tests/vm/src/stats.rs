@@ -65,7 +65,7 @@ pub fn threads() -> Result<u64> {
     ModuleStats::read()?.get("threads")
 }
 
-/// Waits, at most two seconds, until the module says that so many threads have counters.
+/// Waits, at most two seconds, until the module says that this many threads have counters.
 ///
 /// # Errors
 ///

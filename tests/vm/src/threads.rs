@@ -88,7 +88,7 @@ pub fn or_exit<T>(thread: usize, result: anyhow::Result<T>) -> T {
     })
 }
 
-/// Takes each CPU offline and brings it back, so many times.
+/// Takes each CPU offline and brings it back, this many times.
 ///
 /// # Errors
 ///

@@ -324,8 +324,8 @@ impl Tenant {
         self.hear_within(POLL, self.patience)
     }
 
-    /// Does the same within this time, and looks only so often, since that takes time of the CPUs
-    /// itself.
+    /// Does the same within this time, and looks once in each interval, because a look takes time
+    /// of the CPUs itself.
     ///
     /// # Errors
     ///
@@ -420,7 +420,7 @@ impl Tenant {
         Ok(self.listed(Column::Memory)?.parse()?)
     }
 
-    /// Has it give memory back, or take it, until the tool says that it has so much. Unit: MiB.
+    /// Has it give memory back, or take it, until the tool shows this size. Unit: MiB.
     ///
     /// # Errors
     ///
@@ -453,7 +453,7 @@ impl Tenant {
         Ok(word.with_context(|| line.to_owned())?.to_owned())
     }
 
-    /// Tells its kernel that it may use so many of its vCPUs.
+    /// Tells its kernel that it may use this many of its vCPUs.
     ///
     /// # Errors
     ///

@@ -247,7 +247,7 @@ mod tests {
         assert!(takes(HYPERVISOR_FRAMES, "f", 2_600).is_empty());
         assert_eq!(takes(HYPERVISOR_FRAMES, "f", 2_601).len(), 1);
         assert!(takes(module, "f", 1_400).is_empty());
-        // So much did a thread's control use once, for copies of what it was asked for.
+        // A thread's control used this much once, for copies of what it was asked for.
         let faults = takes(module, "ThreadPmu7control", 2_152);
         assert_eq!(faults, ["2152 bytes of stack in ThreadPmu7control, more than 1400"]);
         assert!(takes(module, fits, 2_152).is_empty());

@@ -16,7 +16,7 @@ const SYSTEM_ARGS: &str =
 pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 
 /// Returns the arguments for what every machine has, the one that runs here as well as its guest: a
-/// CPU of this kind, so much memory in addition to the room for files of this size, and the ports,
+/// CPU of this kind, `memory_mib` in addition to the room for files of this size, and the ports,
 /// the nth of which writes to `file(n)`.
 pub fn every(
     cpu: &str,

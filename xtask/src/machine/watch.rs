@@ -28,7 +28,7 @@ const BOOT_IDLE: Duration = Duration::from_secs(3);
 /// ... or if the emulator has used more than this of the CPUs since the console's last news, which
 /// is more than any boot needs.
 const BOOT_BUSY: Duration = Duration::from_secs(90);
-/// Bochs may use so much. Its firmware reads what is booted from a disc, without a message.
+/// The same for Bochs. Its firmware reads what is booted from a disc, without a message.
 const BOOT_BUSY_BOCHS: Duration = Duration::from_secs(600);
 /// The longest time from the report of the command's end, or from a crash, until the emulator has
 /// ended by itself.
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
         // Returns the first of these moments, which are 10 s apart, at which a boot has ended that
-        // uses so many milliseconds of the CPUs in a second.
+        // uses this many milliseconds of the CPUs in a second.
         let ended_in = |emulator, using: fn(u64) -> u64| {
             let (mut progress, mut used) = (Progress::new(emulator), 0);
             (0..90).map(|n| n * 10).find(|now| {

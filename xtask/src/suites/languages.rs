@@ -250,7 +250,7 @@ pub fn python_example() -> Result<String> {
     block(PYTHON_PAGE, "python", 2)
 }
 
-/// Returns the text of a page's first block in this language, of which the page has so many.
+/// Returns the text of a page's first block in this language, of which the page has this many.
 fn block(page: &str, language: &str, blocks: usize) -> Result<String> {
     let text = fs::read_to_string(sh::project().join(page))?;
     let parts: Vec<&str> = text.split(&format!("\n```{language}\n")).collect();

@@ -98,7 +98,7 @@ pub fn known(iterations: u32) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Returns a script in which `perf` counts the program `/work/loop` so many times.
+/// Returns a script in which `perf` counts the program `/work/loop` this many times.
 pub fn perf_stat(times: usize) -> String {
     let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
     format!("for run in $(seq {times}); do {stat}; done")

@@ -18,7 +18,7 @@ impl Shard {
     /// The whole list.
     pub const WHOLE: Self = Self { number: 0, of: 1 };
 
-    /// Returns the part that is today's, if there are so many.
+    /// Returns the part that is today's, if there are this many.
     pub fn of_today(of: usize) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { number: (since.as_secs() / (24 * 60 * 60)) as usize % of, of }

@@ -124,7 +124,7 @@ pub fn elsewhere(report: &mut Report) -> Result<()> {
     report.program(to, "tenants")
 }
 
-/// Describes a run of a program of `benches` in a PVH tenant of so many vCPUs, beside a control
+/// Describes a run of a program of `benches` in a PVH tenant of this many vCPUs, beside a control
 /// domain with one vCPU that sleeps, on Xen with the driver or with its own virtual PMU.
 pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     let mut command = vec!["/work/tenants", "bench"];

@@ -198,7 +198,7 @@ impl Machine {
         )
     }
 
-    /// Describes a run of this program on the machine, in a guest of so many vCPUs.
+    /// Describes a run of this program on the machine, in a guest of this many vCPUs.
     fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
         let spec = self.usual(program, vcpus)?;
         match self {
@@ -236,7 +236,7 @@ impl Machine {
         Ok(spec)
     }
 
-    /// Describes a guest of so many vCPUs on a host with one CPU.
+    /// Describes a guest of this many vCPUs on a host with one CPU.
     fn guest_of_kvm(self, topology: &str, program: &str, vcpus: u32) -> Result<Spec> {
         let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
         spec.vcpus(vcpus)?;

@@ -36,7 +36,7 @@ pub struct Args {
     /// Copy what CMD leaves in the guest's /out into a directory here.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// End CMD after so many seconds.
+    /// End CMD after this many seconds.
     #[arg(long, default_value_t = 300, value_name = "S")]
     timeout: u64,
     /// Boot this hypervisor instead of the topology's own.

@@ -7,8 +7,8 @@ const ROUND: u64 = 16_386;
 /// What the counter has counted before the first round.
 const BEFORE: u64 = 57;
 
-/// Returns samples of a processor whose interrupts come so late, and which counts so many
-/// instructions more for each sample before.
+/// Returns samples of a processor whose `n`th interrupt comes `late(n)` instructions late, and
+/// which counts `more` instructions more for each sample before.
 fn samples(late: impl Fn(u64) -> u64, more: u64) -> Samples {
     let taken = |n: u64| {
         let count = n * PERIOD + late(n);

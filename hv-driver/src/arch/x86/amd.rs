@@ -122,7 +122,7 @@ mod tests {
     const FAMILY_10H: Identity =
         Identity { vendor: VENDOR, signature: 0x0010_0f42, ..Identity::NONE };
 
-    /// Returns the event select and the counter of the last of so many counters.
+    /// Returns the event select and the counter of the last of this many counters.
     fn last(registers: &Registers, counters: u32) -> (Option<u32>, u32) {
         let slot = PhysSlot::general(counters - 1).unwrap();
         (registers.evntsel(slot), registers.counter(slot))

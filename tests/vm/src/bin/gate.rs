@@ -30,7 +30,7 @@ const TABLE: &str = "/tmp/table.md";
 
 /// The number of runs with the additional instruction, and of those without it.
 const TIMES: usize = 20;
-/// The instruction is at most one in so many.
+/// The program executes at least this many instructions beside the additional one.
 const ONE_IN: u64 = 10_000_000;
 /// The number of vCPUs that compete for the testbed's physical CPUs.
 const VCPUS: usize = 6;
@@ -158,7 +158,7 @@ const JMP: u8 = 0xe9;
 const JMP_LENGTH: usize = 5;
 const PAGE: usize = 4096;
 
-/// Has a program begin behind its code, in the rest of the last page, with so many instructions
+/// Has a program begin behind its code, in the rest of the last page, with this many instructions
 /// more than the jump to its usual beginning.
 fn begun_with(program: &[u8], more: usize) -> Result<Vec<u8>> {
     let word = |at: usize| -> Result<usize> {

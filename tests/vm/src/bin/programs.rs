@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 struct Options {
     /// A command on each line: a program and its arguments, with blanks in between.
     commands: PathBuf,
-    /// Count with the module, all at once, so many times at least, and move everything meanwhile.
+    /// Count with the module, all at once, this many times at least, and move everything meanwhile.
     #[arg(long)]
     storm: Option<usize>,
 }
@@ -67,7 +67,7 @@ fn say(command: &str, counts: &[u64]) {
     println!("{counts}{command}");
 }
 
-/// Runs all programs at once, so many times and until they were disturbed often enough.
+/// Runs all programs at once, this many times and until they were disturbed often enough.
 fn storm(commands: &[&str], times: usize) -> Result<()> {
     let host = &*host()?;
     let cpus = &cpus()?;

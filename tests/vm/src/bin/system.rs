@@ -40,8 +40,8 @@ use zerocopy::FromZeros;
 const RING_0_ONLY: u64 = 0x42_00c0;
 const OUTSIDE_ONLY: u64 = 0x41_00c0;
 const BOTH: u64 = 0x43_00c0;
-/// A kernel executes at least so many instructions from an entry to its return to user mode. So at
-/// most one in so many of its samples is of the instruction that returns.
+/// A kernel executes at least this many instructions from an entry to its return to user mode. So
+/// at most one in this number of its samples is of the instruction that returns.
 const KERNEL_MIN: u64 = 100;
 /// Events between two samples.
 const PERIOD: u64 = 100_000;

@@ -26,8 +26,8 @@ const USERS: [(&str, &[&str]); 2] = [
 /// the command take ten seconds on a quiet machine, and many more beside machines that boot.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// With a fault a program may take so many times as long as it took without any, and at least so
-/// long: a busy machine must not look like a fault that was noticed.
+/// How many times as long as without a fault a program may take with one, and how long it may take
+/// in any case: a busy machine must not look like a fault that was noticed.
 const SLOWER: u32 = 10;
 const PATIENCE_MIN: Duration = Duration::from_secs(60);
 

@@ -38,7 +38,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Returns what is executed if there are so many regions.
+    /// Returns what is executed if there are this many regions.
     pub fn of(&self, regions: usize) -> Executed {
         self.once.plus(self.per_region.times(regions as u64))
     }

@@ -482,7 +482,7 @@ impl Worker {
     }
 }
 
-/// Returns whether the `n`th of so many regions is meant to last for several ticks.
+/// Returns whether the `n`th of this many regions is meant to last for several ticks.
 fn is_long(n: u64, regions: u64) -> bool {
     n.is_multiple_of((regions / 8).max(1))
 }

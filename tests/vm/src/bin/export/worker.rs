@@ -43,8 +43,8 @@ impl Worker {
         self.child.id().to_string()
     }
 
-    /// Has the worker execute so many iterations, and returns when it waits again. Each number has
-    /// as many digits as the others.
+    /// Has the worker execute this many iterations, and returns when it waits again. Each number
+    /// has as many digits as the others.
     pub fn order(&mut self, iterations: u64) -> Result<()> {
         self.orders.write_all(format!("{iterations:09}\n").as_bytes())?;
         let mut answer = String::new();

@@ -166,7 +166,7 @@ fn failed_creation() -> Result<()> {
     bail!("only {failed} creations of {RACES} have failed")
 }
 
-/// Returns whether a creation failed that began so much later than the end of its thread.
+/// Returns whether a creation failed that began `delay` later than the end of its thread.
 fn creation_is_late(device: &File, killing: &AtomicU64, delay: u32) -> Result<bool> {
     killing.store(0, SeqCst);
     let tracee = Child::fork(|| {

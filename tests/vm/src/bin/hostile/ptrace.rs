@@ -59,7 +59,7 @@ const WISHES: [(bool, &[Wish]); 10] = [
 const SHORT: u64 = 1_000;
 const LONG: u64 = 6_000;
 
-/// The usual run tries one in so many cases, which still has each pair of a stop, requests and an
+/// The usual run tries one in this many cases, which still has each pair of a stop, requests and an
 /// act.
 const SHARE: usize = 10;
 

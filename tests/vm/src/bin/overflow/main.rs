@@ -41,7 +41,7 @@ struct Options {
     /// Where to write the results as JSON.
     #[arg(long)]
     report: Option<PathBuf>,
-    /// Only raise a storm of overflows: the driver allows so many per vCPU and ms.
+    /// Only raise a storm of overflows: the driver allows this many per vCPU and ms.
     #[arg(long)]
     storm: Option<u64>,
     /// Only sample under competition, while a physical CPU is taken offline and back, and the

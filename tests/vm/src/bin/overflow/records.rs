@@ -101,7 +101,7 @@ fn places() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many records are in the descent if so many instructions are executed before it, or
+/// Returns how many records are in the descent if this many instructions are executed before it, or
 /// `None` if one is elsewhere than it should be.
 fn explain(taken: &[Record], before: u64) -> Option<usize> {
     let mut inside = 0;

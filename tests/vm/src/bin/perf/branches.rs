@@ -172,7 +172,7 @@ fn of_each_kind(_: &Machine) -> Result<()> {
     ] {
         let mut seen = Seen::default();
         sampled(PROGRAMS[0], USER | kind, &mut seen)?;
-        // The others have left room for so many of this kind.
+        // The others have left room for this number of this kind.
         ensure!(seen.full > seen.samples / 2, "{kind:#x}: {seen:?}");
     }
     Ok(())

@@ -86,7 +86,7 @@ fn round(sampling: &mut Sampling, period: u64) -> Result<u64> {
     Ok(periods - samples)
 }
 
-/// Tests a limit, as PAPI and HPCToolkit use it: after so many overflows the event is disabled
+/// Tests a limit, as PAPI and HPCToolkit use it: after this many overflows the event is disabled
 /// until it is refreshed.
 pub fn limited(_: &Machine) -> Result<()> {
     const LIMIT: usize = 3;

@@ -129,7 +129,7 @@ pub fn groups(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Returns one event less than so many, which only general counters count.
+/// Returns one event less than this many, which only general counters count.
 fn different(events: usize) -> String {
     // The counter masks make the events different.
     let event = |n: usize| format!("r{:x}:u", 0xc0 | n << 24);

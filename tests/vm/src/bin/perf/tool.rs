@@ -121,7 +121,7 @@ pub struct Row {
     pub more: Vec<String>,
 }
 
-/// Reads the rows of `perf stat -x,`, with so many columns before the count.
+/// Reads the rows of `perf stat -x,`, with this many columns before the count.
 pub fn rows(said: &str, before: usize) -> Vec<Row> {
     let row = |line: &str| {
         let words: Vec<&str> = line.split(',').map(str::trim).collect();

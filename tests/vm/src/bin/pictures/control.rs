@@ -74,7 +74,7 @@ fn start_tenant(network: &str) -> Result<Tenant> {
     Ok(tenant)
 }
 
-/// Has the tenant fetch pages for so many seconds, and does something meanwhile. Returns how many
+/// Has the tenant fetch pages for this many seconds, and does something meanwhile. Returns how many
 /// pages it has fetched.
 fn beside_load(tenant: &mut Tenant, seconds: u64, act: impl FnOnce() -> Result<()>) -> Result<u64> {
     tenant.tell(&json!(seconds))?;

@@ -66,7 +66,7 @@ pub fn answers(server: &str) -> Result<()> {
     }
 }
 
-/// Fetches the page again and again for so many seconds. Returns how often.
+/// Fetches the page again and again for this many seconds. Returns how often.
 pub fn pages(server: &str, seconds: u64) -> Result<u64> {
     let (start, mut pages) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_secs(seconds) {

@@ -140,7 +140,7 @@ fn test(only: &str) -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Records a program so many times, and replays each recording twice.
+/// Records a program this many times, and replays each recording twice.
 fn replayed(command: &[&str], options: &[&str], times: usize) -> Result<()> {
     for _ in 0..times {
         record_and_replay(command, options)?;

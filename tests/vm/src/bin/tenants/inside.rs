@@ -26,7 +26,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     }
 }
 
-/// Runs in the tenant, and ends with the domain. Its module is unloaded so many times.
+/// Runs in the tenant, and ends with the domain. Its module is unloaded this many times.
 pub fn tenant(reloads: u32) -> Result<()> {
     mount_statistics()?;
     module::load()?;

@@ -325,7 +325,7 @@ fn until_told() -> Result<()> {
     }
 }
 
-/// Waits until the kernel uses so many vCPUs. New ones have to be taken online, which udev does
+/// Waits until the kernel uses this many vCPUs. New ones have to be taken online, which udev does
 /// elsewhere.
 fn use_vcpus(wanted: usize) -> Result<()> {
     let start = Instant::now();

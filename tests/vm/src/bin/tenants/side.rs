@@ -204,8 +204,8 @@ fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Counts while this happens, and with each thread at least so many regions. Returns what was seen,
-/// and what `act` returns.
+/// Counts while this happens, and with each thread at least this many regions. Returns what was
+/// seen, and what `act` returns.
 fn count_while<T: Send>(regions: u64, act: impl FnOnce() -> T + Send) -> Result<(Value, T)> {
     let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
     thread::scope(|scope| {

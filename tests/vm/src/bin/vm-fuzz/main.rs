@@ -49,10 +49,10 @@ enum Role {
 /// How much is tried, and with which inputs.
 #[derive(Debug, Args)]
 struct Options {
-    /// Make at least so many calls, for each hostile program.
+    /// Make at least this many calls, for each hostile program.
     #[arg(long, default_value_t = 1000)]
     calls: u64,
-    /// Go on for at least so many minutes, for each hostile program.
+    /// Go on for at least this many minutes, for each hostile program.
     #[arg(long, default_value_t = 0)]
     minutes: u64,
     /// Fuzz as a hostile user only.

@@ -52,7 +52,7 @@ impl Neighbours {
         Ok(self.checks.iter().map(|checks| checks.load(SeqCst)).sum())
     }
 
-    /// Waits until each has checked so often, or one has ended.
+    /// Waits until each has made `least` checks, or one has ended.
     fn until(&self, least: u64) -> Result<()> {
         let start = Instant::now();
         for (child, checks) in self.children.iter().zip(self.checks) {
