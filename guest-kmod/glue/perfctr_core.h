@@ -334,12 +334,12 @@ struct perfctr_subject {
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 /*
- * The guest frame number of a page; a guest whose frames are the machine's has other ones
+ * Returns the guest frame number of a page.
  */
 extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 
 /*
- * RDPMC of ECX to RAX and RDX. After a fault these are 0, and all bits of R10 are set. No
+ * Executes RDPMC of ECX, and returns the value in RAX and RDX.
  */
 extern void perfctr_glue_rdpmc(void);
 
@@ -535,7 +535,7 @@ void perfctr_core_event_branches(perfctr_on_vcpu vcpu,
                                  struct perfctr_branch_stack *stack);
 
 /*
- * Another thread is about to execute.
+ * Forgets recorded branches, because another thread is about to execute.
  */
 void perfctr_core_forget_records(perfctr_on_vcpu vcpu);
 
@@ -598,7 +598,7 @@ extern void *perfctr_glue_alloc(size_t bytes);
 extern void *perfctr_glue_alloc_page(void);
 
 /*
- * What is registered with the vCPU; changes on that vCPU only.
+ * Returns what is registered with the vCPU, which changes on that vCPU only.
  */
 const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
 

@@ -16,7 +16,7 @@ use shared_abi::{Config, PhysSlot};
 use crate::hal::Kernel;
 use crate::vcpu::ThisVcpu;
 
-/// A counter of `config` that counts every instruction in user mode, and is never preset.
+/// Returns a counter of `config` that counts every instruction in user mode and is never preset.
 pub(crate) fn instruction_counter(config: &Config) -> Option<PhysSlot> {
     let accumulating = config.slots_in_ring(EVNTSEL_USR) & !config.sampling();
     slots_of(accumulating).find(|slot| match slot.fixed_number() {

@@ -313,7 +313,7 @@ mod tests {
         CpuState { control: control(&[counter(0, INSTRUCTIONS)]), ..CpuState::default() }
     }
 
-    /// `IOC_CPU_CONTROL` of a CPU that had nothing to count.
+    /// Serves `IOC_CPU_CONTROL` for a CPU that had nothing to count.
     fn set(admission: &Admission, by: Owner) -> Result<(bool, u32), Errno> {
         admission.cpu_set(by, &Machine::caps(), &state(), false)
     }

@@ -6,7 +6,7 @@ use shared_abi::{Errno, VcpuPage};
 
 /// The hypervisor, as the vCPU that executes this calls it.
 pub trait Hypervisor {
-    /// The hypercall `perfctr_op`.
+    /// Makes the hypercall `perfctr_op`.
     ///
     /// # Errors
     ///
@@ -19,7 +19,7 @@ pub trait Hypervisor {
 /// The core may ask for a counter that may not be read any more.  The kernel then makes the stamp
 /// of [`Counters::counter_under`] invalid, and [`Counters::counter`] returns any number.
 pub trait Kernel: Counters + Hypervisor {
-    /// The guest frame number that a page has now.  A guest whose frames are the machine's has
-    /// other ones after it was restored, so no frame number may be kept.
+    /// Returns the guest frame number that a page has now.  A guest whose frames are the machine's
+    /// has other ones after it was restored, so no frame number may be kept.
     fn frame_of(&self, page: &VcpuPage) -> u64;
 }

@@ -16,15 +16,16 @@ const PARANOID_KERNEL: i32 = 2;
 /// What the kernel knows of the caller's rights.  A question is asked only if its answer matters,
 /// since the kernel logs what it refuses.
 pub trait Rights {
-    /// `CAP_PERFMON`: the caller may observe the whole system.
+    /// Returns whether the caller may observe the whole system (`CAP_PERFMON`).
     fn has_perfmon(&self) -> bool;
-    /// The kernel is locked down, and lets nobody read anything of itself.
+    /// Returns whether the kernel is locked down, so that nobody may read anything of it.
     fn is_locked_down(&self) -> bool;
-    /// `CAP_IPC_LOCK`: the caller may keep any amount of memory from being swapped.
+    /// Returns whether the caller may keep any amount of memory from being swapped
+    /// (`CAP_IPC_LOCK`).
     fn has_ipc_lock(&self) -> bool;
-    /// `CAP_SYS_PTRACE`: the caller may look into the programs of other users.
+    /// Returns whether the caller may look into the programs of other users (`CAP_SYS_PTRACE`).
     fn has_ptrace(&self) -> bool;
-    /// Whether perf would let the caller count in kernel mode, where a module can ask it.
+    /// Checks that perf would let the caller count in kernel mode, where a module can ask it.
     ///
     /// # Errors
     ///

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::testing::{INSTRUCTIONS, Machine, Person, control, counter};
 
-    /// Every descriptor that there can be: counters that are linked or one's own are bound.
+    /// Returns every possible descriptor: counters that are linked or one's own are bound.
     fn descriptors() -> Vec<Descriptor> {
         let bit = |bits: u32, n: u32| bits >> n & 1 == 1;
         let all = (0..16).map(|bits| Descriptor {
@@ -161,7 +161,7 @@ mod tests {
     const OWN: Descriptor =
         Descriptor { is_writable: true, is_bound: true, is_linked: true, is_own: true };
 
-    /// What the interface's description says of a request, kept apart from the table.
+    /// Returns what the interface's description says of a request, independently of the table.
     fn expected(number: u32, descriptor: Descriptor, person: &Person) -> Result<(), Errno> {
         let changes = [
             IOC_CREATE,

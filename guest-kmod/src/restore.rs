@@ -271,7 +271,7 @@ mod tests {
             }
         }
 
-        /// The operations since the last time, without those that only ask.
+        /// Returns the operations since the last call, without those that only ask.
         fn take(&self) -> Vec<u32> {
             let asked = self.asked.take();
             asked.into_iter().map(|(op, _)| op).filter(|op| *op != OP_QUERY).collect()
@@ -296,7 +296,7 @@ mod tests {
             Self { host, restoration: Restoration::new() }
         }
 
-        /// One that has registered this page, and was interrupted since.
+        /// Makes a vCPU that has registered this page, and was interrupted since.
         fn with_page(host: &'a Host, page: &VcpuPage) -> Self {
             let vcpu = Self::new(host);
             vcpu.begin();

@@ -17,7 +17,7 @@ impl Count {
         self.0.store(self.0.load(Relaxed).wrapping_add(amount), Relaxed);
     }
 
-    /// The count.
+    /// Returns the count.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -32,7 +32,7 @@ macro_rules! stats {
         }
 
         impl Stats {
-            /// Name and value of every count, in a fixed order.
+            /// Returns name and value of every count, in a fixed order.
             pub fn list(&self) -> impl Iterator<Item = (&'static CStr, &Count)> {
                 [$(($c_name, &self.$name)),+].into_iter()
             }

@@ -45,7 +45,8 @@ pub(crate) const BRANCHES: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
 const WIDTH_BITS: u32 = 40;
 const VCPUS: usize = 2;
 
-/// The simulator's atomics, with which this is built for mutants, only load and store.
+/// Adds to a count.  The simulator's atomics, with which this is built for mutants, only load and
+/// store.
 fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }
@@ -164,7 +165,7 @@ impl Machine {
         }
     }
 
-    /// A machine whose vCPUs are registered.
+    /// Makes a machine whose vCPUs are registered.
     pub(crate) fn new() -> Self {
         let caps = Self::caps();
         let machine = Self {
@@ -224,7 +225,7 @@ impl Machine {
         self.refusal.set(errno);
     }
 
-    /// The hypercalls since the last time: vCPU and operation.
+    /// Returns the hypercalls since the last call: vCPU and operation.
     pub(crate) fn take_hypercalls(&self) -> Vec<(usize, u32)> {
         self.hypercalls.take()
     }
@@ -233,7 +234,7 @@ impl Machine {
         &self.vcpus[vcpu].stats
     }
 
-    /// The vCPU executes, in user mode.  One TSC tick per instruction.
+    /// Lets the vCPU execute in user mode, with one TSC tick for each instruction.
     pub(crate) fn execute(&self, vcpu: usize, instructions: u64, branches: u64) {
         let fake = &self.vcpus[vcpu];
         let config = fake.programmed.borrow();
@@ -250,7 +251,7 @@ impl Machine {
         fake.tsc.set(fake.tsc.get() + instructions);
     }
 
-    /// The host runs something else on this CPU, which counts a lot.
+    /// Has the host run something else on this CPU, which counts a lot.
     pub(crate) fn preempt_vcpu(&self, vcpu: usize) {
         self.switch_vcpu(vcpu, true);
         self.execute(vcpu, 1_000_000, 500_000);
@@ -280,13 +281,13 @@ impl Machine {
         fake.writes.set(writes);
     }
 
-    /// The host forbids the domain, which the vCPU learns when it is switched in.
+    /// Has the host forbid the domain, which the vCPU learns when it is switched in.
     pub(crate) fn revoke(&self, vcpu: usize) {
         self.program(vcpu, Config::default());
         self.vcpus[vcpu].page.flags.store(VCPU_REGISTERED, Relaxed);
     }
 
-    /// What the hypervisor was last told to count on a vCPU.
+    /// Returns the configuration that was loaded last on a vCPU.
     pub(crate) fn programmed(&self, vcpu: usize) -> Config {
         *self.vcpus[vcpu].programmed.borrow()
     }
@@ -420,7 +421,7 @@ impl TestThread<'_> {
         })
     }
 
-    /// Gives it a ring.
+    /// Gives the thread a ring.
     pub(crate) fn begin_ring(&self) -> Result<(), Errno> {
         let request = RingRequest { pages: 1, watermark: 1, ..RingRequest::default() };
         self.pmu.borrow_mut().begin_ring(&self.ring, &request)
@@ -460,7 +461,7 @@ impl TestThread<'_> {
         Ok(sums)
     }
 
-    /// The read that the library does.
+    /// Reads as the library does.
     pub(crate) fn read_direct<const N: usize>(&self) -> Result<(u64, [u64; N]), ReadError> {
         let mut counts = [0; N];
         let page = |vcpu: u32| self.machine.vcpus.get(vcpu as usize).map(|fake| &fake.page);
@@ -470,7 +471,7 @@ impl TestThread<'_> {
     }
 }
 
-/// An `IOC_CONTROL` argument that counts `counters` and the TSC from 0.
+/// Returns an argument of `IOC_CONTROL` that counts `counters` and the TSC from 0.
 pub(crate) fn control(counters: &[CounterConfig]) -> Control {
     let mut control =
         Control { flags: CONTROL_TSC, counters: counters.len() as u32, ..Control::default() };

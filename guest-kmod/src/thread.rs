@@ -242,7 +242,7 @@ impl ThreadPmu {
         if self.overflows.go_on() { Ok(()) } else { Err(Errno::PERM) }
     }
 
-    /// [`switch_out`](Self::switch_out), counting what it costs.
+    /// Does what [`switch_out`](Self::switch_out) does, and counts what that costs.
     pub fn switch_out_measured<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         if self.running != Running::Active {
             return;
@@ -255,11 +255,11 @@ impl ThreadPmu {
         }
     }
 
-    /// `IOC_RING`, by the thread itself.
+    /// Serves `IOC_RING` by the thread itself.
     ///
     /// # Errors
     ///
-    /// `BUSY` it counts; those of [`Ring::begin`].
+    /// `BUSY` if the thread counts; those of [`Ring::begin`].
     pub fn begin_ring(&mut self, ring: &Ring, request: &RingRequest) -> Result<(), Errno> {
         if self.counts() {
             return Err(Errno::BUSY);
@@ -274,17 +274,17 @@ impl ThreadPmu {
         (self.sums.counter.get(index).copied().unwrap_or(0), self.sums.tsc)
     }
 
-    /// Whether anything is to be counted.
+    /// Returns whether anything is to be counted.
     pub fn counts(&self) -> bool {
         self.running != Running::Stopped
     }
 
-    /// `IOC_CONTROL` by the thread itself.
+    /// Serves `IOC_CONTROL` by the thread itself.
     ///
     /// # Errors
     ///
-    /// See the table in [`shared_abi::ioctl`]; the counters go on as before then.  If they have
-    /// failed and some of their sums are to be preserved: the reason of the failure.
+    /// Those of the table in [`shared_abi::ioctl`]; the counters go on as before then.  If the
+    /// counters have failed and some of their sums are to be preserved, the reason of the failure.
     pub fn control<K: Kernel>(
         &mut self,
         page: &ThreadPage,
@@ -446,7 +446,8 @@ impl ThreadPmu {
         }
     }
 
-    /// Whether `request` asks for the very counters that were set last, which sampled as `before`.
+    /// Returns whether `request` asks for the counters that were set last, which sampled as
+    /// `before`.
     fn counts_the_same(&self, request: &Request, before: &Overflows) -> bool {
         let (one, two) = (self.order.slots(), request.order.slots());
         one.len() == two.len()

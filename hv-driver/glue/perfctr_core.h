@@ -507,7 +507,7 @@ bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             bool controls);
 
 /*
- * The next instruction enters the guest, in its kernel mode or not; see Vcpu::enter_guest.
+ * Prepares for the next instruction, which enters the guest; see Vcpu::enter_guest.
  */
 void perfctr_core_enter_guest(const struct perfctr_core_cpu *cpu,
                               struct perfctr_core_vcpu *vcpu,
@@ -599,7 +599,7 @@ bool perfctr_core_account(const struct perfctr_core_cpu *cpu,
                           perfctr_rings rings);
 
 /*
- * A guest with these `rings` goes on next on this physical CPU.
+ * Prepares the accounts for the next guest on this CPU; see hv_driver::ThisCpu::account_next.
  */
 void perfctr_core_account_next(const struct perfctr_core_cpu *cpu, perfctr_rings rings);
 

@@ -130,7 +130,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         lasts
     }
 
-    /// A guest with these `rings` goes on next.
+    /// Prepares the guests' counter for the next guest, which has these `rings`.
     pub fn account_next(&mut self, rings: Rings) {
         let Accounting { session, rings: held, limited, .. } = self.pcpu.accounting;
         if session != 0 && limited && rings != held {

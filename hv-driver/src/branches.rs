@@ -56,7 +56,7 @@ impl Branches {
         cpu.record(self.filter.records(in_kernel));
     }
 
-    /// The guest goes on in its kernel or in its user mode.
+    /// Handles the guest's change to its kernel or to its user mode.
     #[inline(always)]
     pub(crate) fn change_mode<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, in_kernel: bool) {
         cpu.record(self.filter.records(in_kernel));

@@ -13,12 +13,12 @@ use crate::policy::Policy;
 pub struct Demand(AtomicU32);
 
 impl Demand {
-    /// One more vCPU needs the counters.
+    /// Notes that one more vCPU needs the counters.
     pub fn begin(&self) {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// One of these vCPUs has no page any more.  Returns whether it was the last.
+    /// Notes that one of these vCPUs has no page any more.  Returns whether it was the last.
     pub fn end(&self) -> bool {
         self.0.fetch_sub(1, Relaxed) == 1
     }

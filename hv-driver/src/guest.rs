@@ -30,7 +30,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The guest reads the host's counter.
+    /// Makes the clock of a guest that reads the host's time-stamp counter.
     pub const fn native() -> Self {
         Self { offset: 0, scale: 0, fraction_bits: 0, reserved: 0 }
     }
@@ -96,7 +96,7 @@ impl Guest {
         }
     }
 
-    /// A 64-bit PV guest that reads the host's time-stamp counter.
+    /// Makes a 64-bit PV guest that reads the host's time-stamp counter.
     pub const fn pv() -> Self {
         Self { rings: Rings::Folded, observer: 0, clock: Clock::native() }
     }

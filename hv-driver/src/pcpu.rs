@@ -160,7 +160,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         }
     }
 
-    /// A stranger executes here now.  Counters that count hold its events, too.
+    /// Notes that a stranger executes here now, so that counters that count hold its events, too.
     pub fn run_stranger(&mut self) {
         self.pcpu.owner = Owner::STRANGER;
     }

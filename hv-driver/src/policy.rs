@@ -31,8 +31,7 @@ pub enum PolicyChange {
 }
 
 impl Policy {
-    /// The host allows or forbids the domain to count.  `controls` says whether it is the control
-    /// domain.
+    /// Allows or forbids the domain to count.  `controls` says whether it is the control domain.
     ///
     /// A domain is revoked each time that it is forbidden.  A second caller may come before the
     /// first one has reached every physical CPU, and must not return before that.

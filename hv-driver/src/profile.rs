@@ -409,7 +409,7 @@ mod tests {
             host
         }
 
-        /// A host that samples, and whose clock shows 1.
+        /// Makes a host that samples, and whose clock shows 1.
         fn sampling() -> Self {
             let mut host = Self::new(&nehalem());
             host.pmu.tsc.set(1);

@@ -49,7 +49,7 @@ impl State {
         throttled: 0,
     };
 
-    /// The page's flags.
+    /// Returns the page's flags.
     #[inline(always)]
     fn flags(&self) -> u32 {
         let direct = if self.direct { VCPU_DIRECT | VCPU_TSC } else { 0 };

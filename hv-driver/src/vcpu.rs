@@ -85,7 +85,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// The calling vCPU registers `page`.  The guest is in its kernel.  With `left`, the counts
+    /// Registers `page` for the calling vCPU.  The guest is in its kernel.  With `left`, the counts
     /// begin with what another hypervisor has left in the page; otherwise they begin with 0.
     pub fn register<P: Pmu>(
         cpu: &mut ThisCpu<'_, P>,
@@ -140,7 +140,7 @@ impl Vcpu {
         self.replace(cpu, page, &left.config, GuestMode::Kernel);
     }
 
-    /// The calling vCPU unregisters its page.
+    /// Unregisters the page of the calling vCPU.
     ///
     /// The page belongs to the guest again.  Until the hypervisor has forgotten this vCPU's state,
     /// an interrupt or a revocation may still call the driver, but writes nothing to the page.
@@ -152,7 +152,7 @@ impl Vcpu {
         self.publisher.unregister(page);
     }
 
-    /// The vCPU, which is switched in, gets another state, for example because its guest is reset.
+    /// Drops the state of the vCPU, which is switched in, for example because its guest is reset.
     /// Its page is no longer registered, and the driver does not write to it.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>) {
         cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);

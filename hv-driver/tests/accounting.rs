@@ -56,7 +56,7 @@ impl Hardware {
         self.held(self.banks.0 + counter * self.banks.2)
     }
 
-    /// The counters count what `who` executes, as their selectors say (APM volume 2, 13.2.1).
+    /// Counts what `who` executes, as the selectors say (APM volume 2, 13.2.1).
     fn executes(&self, who: Who, events: u64) {
         let (ring, is_guest) = match who {
             Hypervisor => (1 << 17, false),
@@ -113,7 +113,7 @@ impl Probe for Hardware {
     }
 }
 
-/// AMD's CPU with six counters and SVM.
+/// Returns AMD's CPU with six counters and SVM.
 fn amd() -> Identity {
     Identity {
         vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
@@ -162,7 +162,7 @@ impl Core {
         self.on(driver, |here| here.account(account, hardware.unwrap_or(Rings::Folded)));
     }
 
-    /// Each physical CPU does this when the control domain asks.
+    /// Does what each physical CPU does when the control domain asks.
     fn looks(&mut self, driver: &Driver) -> bool {
         self.on(driver, |here| here.account(&Account::default(), Rings::Folded))
     }
@@ -179,7 +179,7 @@ fn host(cpu: &Identity) -> Driver {
     Driver::new(cpu, &options.settings(&facts)).unwrap()
 }
 
-/// A host of one CPU on which a session has begun.
+/// Makes a host of one CPU on which a session has begun.
 fn accounting(cpu: &Identity) -> (Driver, Core) {
     let driver = host(cpu);
     let mut core = Core::new(&driver, cpu);

@@ -86,14 +86,14 @@ impl Hardware {
         registers.insert(TO + latest, to);
     }
 
-    /// A loop at `base` takes `n` branches, each from another place.
+    /// Takes `n` branches of a loop at `base`, each from another place.
     fn loops(&self, base: u64, n: u64) {
         for i in 0..n {
             self.takes(base + 16 * i, base, JCC, 3);
         }
     }
 
-    /// Xen is entered from `from`, does something, and goes on at `to`.
+    /// Enters Xen from `from`, does something there, and goes on at `to`.
     fn xen(&self, from: u64, to: u64) {
         self.takes(from, XEN, FAR, 0);
         self.takes(XEN + 8, XEN + 64, JCC, 0);
@@ -136,7 +136,7 @@ impl Probe for Hardware {
     }
 }
 
-/// A Nehalem that says in which format it records branches.
+/// Returns a Nehalem that says in which format it records branches.
 fn nehalem() -> Identity {
     Identity { perf_capabilities: 3, ..common::nehalem() }
 }
@@ -169,7 +169,7 @@ impl Host {
         ThisCpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.hardware, number: 0 }
     }
 
-    /// Vcpu 0 of this domain registers its page, and loads a counter that samples both modes.
+    /// Has vCPU 0 of this domain register its page, and load a counter that samples both modes.
     fn guest(&mut self, domain: u64) -> Guests {
         let page = VcpuPage::default();
         let who = Registration { id: 0, domain, guest: Guest::pv(), allowed: true };
@@ -214,14 +214,14 @@ impl Guests {
         self.vcpu.switch_to(&mut host.cpu(), &self.page, User, allowed);
     }
 
-    /// The counter overflows here and interrupts.
+    /// Has the counter overflow and interrupt.
     fn overflows(&mut self, host: &mut Host) {
         host.hardware.counter.set(7);
         assert!(self.vcpu.interrupt(&mut host.cpu(), &self.page));
         self.vcpu.overflowed_at(&HvPlace::default());
     }
 
-    /// What the guest is given: source, target and flags of each branch.
+    /// Returns what the guest is given: source, target and flags of each branch.
     fn asks(&mut self) -> Vec<(u64, u64, u64)> {
         let answer = self.vcpu.take_branches(PhysSlot::FIRST);
         let (given, others) = answer.branch.split_at(answer.count as usize);
@@ -230,7 +230,7 @@ impl Guests {
     }
 }
 
-/// The last `n` branches of [`Hardware::loops`] of `all`, the latest first.
+/// Returns the last `n` branches of [`Hardware::loops`] of `all`, the latest first.
 fn looped(base: u64, all: u64, n: u64) -> Vec<(u64, u64, u64)> {
     (all - n..all).rev().map(|i| (base + 16 * i, base, 0)).collect()
 }

@@ -165,7 +165,7 @@ impl Host {
         self.cpu().come_up(&boot).unwrap();
     }
 
-    /// The physical CPU goes down, and comes back with these counts.
+    /// Has the physical CPU go down, and come back with these counts.
     fn replug(&mut self, counts: &[(u32, u64)]) {
         self.cpu().go_down();
         self.come_up();

@@ -64,7 +64,7 @@ struct FakePmu {
 }
 
 impl FakePmu {
-    /// The guest executes `n` instructions in ring 3, which every enabled general counter counts
+    /// Executes `n` instructions of the guest in ring 3, which every enabled general counter counts
     /// that selects something.
     fn retire(&self, n: u64) {
         let counting = *self.enabled.borrow() & !self.unselected.get();
@@ -76,7 +76,7 @@ impl FakePmu {
         *self.tsc.borrow_mut() += 2 * n;
     }
 
-    /// A guest of VMX is entered, executes `n` instructions, and is left.
+    /// Enters a guest of VMX, executes `n` instructions there, and leaves it.
     fn retire_in_guest(&self, n: u64) {
         let Some((inside, outside)) = self.at_switch.get() else { return self.retire(n) };
         *self.enabled.borrow_mut() = inside;
@@ -145,7 +145,7 @@ impl Probe for FakePmu {
     }
 }
 
-/// A physical CPU like the boot CPU has come up.
+/// Makes a physical CPU like the boot CPU, which has come up.
 fn come_up(driver: &Driver, pmu: &FakePmu) -> Pcpu {
     let mut pcpu = Pcpu::new();
     ThisCpu { driver, pcpu: &mut pcpu, pmu, number: 0 }.come_up(&driver.boot).unwrap();
@@ -156,7 +156,7 @@ fn driver() -> Driver {
     driver_that(false)
 }
 
-/// On a Nehalem, measuring its own cost or not.
+/// Makes the driver of a Nehalem, which may measure its own cost.
 fn driver_that(measure_cost: bool) -> Driver {
     Driver::new(&nehalem(), &Settings { measure_cost, ..SETTINGS }).unwrap()
 }
@@ -182,7 +182,7 @@ struct Machine {
     vcpu: Vcpu,
 }
 
-/// Vcpu 1 of a domain of 64-bit PV guests.
+/// Returns vCPU 1 of a domain of 64-bit PV guests.
 fn pv_of(domain: u64) -> Registration {
     Registration { id: 1, domain, guest: Guest::pv(), allowed: true }
 }
@@ -231,7 +231,7 @@ impl Machine {
         self.on(0, |vcpu, cpu, page| vcpu.interrupt(cpu, page))
     }
 
-    /// Gives whether an overflow was seen.
+    /// Returns whether an overflow was seen.
     fn switch_from(&mut self) -> bool {
         self.on(0, |vcpu, cpu, page| vcpu.switch_from(cpu, page))
     }
@@ -240,7 +240,7 @@ impl Machine {
         self.on(cpu, |vcpu, cpu, page| vcpu.switch_to(cpu, page, mode, allowed))
     }
 
-    /// `Phys*` of the TSC and of general counters 0 to 2, through the page alone.
+    /// Returns `Phys*` of the TSC and of general counters 0 to 2, through the page alone.
     fn sample(&self) -> (u64, [u64; 3]) {
         let slots = [0, 1, 2].map(|n| PhysSlot::general(n).unwrap());
         let sample = sample_vcpu(&self.page, &self.pmu, &slots).unwrap();
@@ -314,7 +314,8 @@ fn a_vcpu_that_does_not_execute_is_not_charged() {
     assert_eq!(m.page.migrations.load(Relaxed), 1);
 }
 
-/// Another hypervisor, with other counts in its counters, has the page that `m`'s vCPU has left.
+/// Has another hypervisor, with other counts in its counters, take the page that `m`'s vCPU has
+/// left.
 fn restored(m: &Machine, allowed: bool) -> (Machine, Result<Vcpu, Errno>) {
     let mut other = Machine::new();
     other.pmu.counters.borrow_mut().extend([(0, 12_345), (1, 777), (2, 42)]);
@@ -1190,12 +1191,12 @@ mod guests {
         assert_eq!((m.pmu.take_writes(), m.pmu.at_switch.get()), (vec![], Some((0, 0))));
     }
 
-    /// The same family without SVM, whose selectors know no guests.
+    /// Makes the driver of the same family without SVM, whose selectors know no guests.
     pub fn amd_without_svm() -> Driver {
         Driver::new(&Identity { extended: 0, ..amd_with_svm().boot }, &SETTINGS).unwrap()
     }
 
-    /// A guest of SVM on a CPU that counts VMRUN there, or does not.  It counts user mode's
+    /// Makes a guest of SVM on a CPU that may count VMRUN there.  The guest counts user mode's
     /// instructions, the kernel's branches, both modes' instructions, and cycles.
     fn entered(counts_entries: bool) -> Machine {
         let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
@@ -1217,7 +1218,7 @@ mod guests {
             }
         }
 
-        /// `Phys*` of general counters 0 to 3.
+        /// Returns `Phys*` of general counters 0 to 3.
         fn counts(&self) -> [u64; 4] {
             let slots = [0, 1, 2, 3].map(|n| PhysSlot::general(n).unwrap());
             sample_vcpu(&self.page, &self.pmu, &slots).unwrap().counter[..4].try_into().unwrap()
@@ -1389,7 +1390,7 @@ mod requests {
             }
         }
 
-        /// The hypercall: what it returns, and whether the argument is copied back.
+        /// Makes a hypercall.  Returns its result, and whether the argument is copied back.
         fn call(&mut self, op: u32, bytes: &mut [u8]) -> Result<bool, Errno> {
             authorize(self, op, bytes.len())?;
             serve(&driver(), self, op, bytes)
@@ -1646,7 +1647,7 @@ mod requests {
         }
     }
 
-    /// A domain on a host that lets guests record branches, and a call of it.
+    /// Makes a domain on a host that lets guests record branches.
     fn recording() -> (Driver, Domain) {
         let driver = || {
             let identity = Identity { perf_capabilities: 3, ..nehalem() };
@@ -1724,7 +1725,7 @@ mod requests {
         assert_eq!(asked(&driver, &mut domain).0, Err(Errno::NODEV), "not the driver's CPU");
     }
 
-    /// On a host that keeps a counter for samples of itself.
+    /// Makes a hypercall on a host that keeps a counter for samples of itself.
     fn sampling(op: u32, bytes: &mut [u8]) -> (Result<bool, Errno>, Vec<String>) {
         let driver = Driver::new(&nehalem(), &Settings { profile: true, ..SETTINGS }).unwrap();
         let mut domain = Domain::new();
@@ -1783,7 +1784,7 @@ mod requests {
         }
     }
 
-    /// On a host that keeps counters for accounts.
+    /// Makes a hypercall on a host that keeps counters for accounts.
     fn accounting(op: u32, bytes: &mut [u8]) -> (Result<bool, Errno>, Vec<String>) {
         let driver = Driver::new(&nehalem(), &Settings { accounts: true, ..SETTINGS }).unwrap();
         let mut domain = Domain::new();
@@ -1902,14 +1903,14 @@ mod requests {
     }
 }
 
-/// A vCPU of domain 2 that has registered a page and loaded nothing, and does not execute.
+/// Makes a vCPU of domain 2 that has registered a page and loaded nothing, and does not execute.
 fn registered_beside(m: &mut Machine, page: &VcpuPage) -> Vcpu {
     let mut other = Vcpu::register(&mut m.cpu(), page, &pv_of(2), None);
     other.switch_from(&mut m.cpu(), page);
     other
 }
 
-/// Counter 0, after the vCPU here has executed 77 instructions, holds this many more.
+/// Returns by how much counter 0 grows while the vCPU here executes 77 instructions.
 fn counter_0_moves_by(m: &Machine) -> u64 {
     let before = m.pmu.counter(0);
     m.pmu.retire(77);

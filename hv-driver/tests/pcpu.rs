@@ -44,7 +44,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// As the firmware leaves it: a counter runs.
+    /// Makes the registers that the firmware leaves: a counter runs.
     fn new() -> Self {
         let memory = Self::default();
         let running = [(GLOBAL_CTRL, FOUND), (0x186, 0x41_00c0), (0xc001_0000, 0x41_00c0)];
@@ -177,7 +177,7 @@ fn a_cpu_without_a_known_pmu_is_not_touched() {
     assert!(pmu.held.borrow().is_empty());
 }
 
-/// Every register that the driver uses.
+/// Returns every register that the driver uses.
 fn registers(boot: &Identity) -> Vec<u32> {
     let global = [GLOBAL_CTRL, GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x38d, 0x3f1];
     match boot.vendor {
@@ -239,7 +239,7 @@ fn driver_on(boot: &Identity, owns_all: bool) -> Driver {
     Driver::new(boot, &Settings { owns_all, ..Settings::new(rate) }).unwrap()
 }
 
-/// A CPU on which somebody counts what several cores do.
+/// Makes a CPU on which somebody counts what several cores do.
 fn with_uncore() -> Memory {
     let pmu = Memory::new();
     pmu.held.borrow_mut().extend(UNCORE.map(|msr| (msr, 0x43_0004)));

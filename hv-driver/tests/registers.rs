@@ -95,7 +95,7 @@ impl Machine {
         Self { driver, registers, pcpu, page, vcpu }
     }
 
-    /// The writes of `work`.
+    /// Returns the writes of `work`.
     fn writes<R>(
         &mut self,
         work: impl FnOnce(&mut Vcpu, &mut ThisCpu<'_, Registers>, &VcpuPage) -> R,

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::counting::start;
 
-    /// A future that is ready at its third poll.
+    /// Returns a future that is ready at its third poll.
     fn third() -> impl Future<Output = u32> {
         let mut polls = 0;
         std::future::poll_fn(move |_| {

@@ -45,9 +45,9 @@ impl<const N: usize> Default for Reading<N> {
 impl<const N: usize> Sub for Reading<N> {
     type Output = Self;
 
-    /// The difference has the retries of the later reading.  The retries of the earlier reading
-    /// were over before its values were taken, so the difference does not contain what they
-    /// counted.
+    /// Returns the difference, which has the retries of the later reading.  The retries of the
+    /// earlier reading were over before its values were taken, so the difference does not contain
+    /// what they counted.
     fn sub(self, earlier: Self) -> Self {
         Self {
             tsc: self.tsc.wrapping_sub(earlier.tsc),

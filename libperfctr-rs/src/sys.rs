@@ -176,7 +176,7 @@ impl Device {
     }
 }
 
-/// The argument that names a thread.
+/// Returns the argument that names a thread.
 fn of_thread(tid: u32) -> Create {
     Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, ..Create::default() }
 }

@@ -43,7 +43,8 @@ impl Stamp {
         &mut self.0
     }
 
-    /// Whether a [change](Seq::change) is that of a read in which a counter could not be read.
+    /// Returns whether a [change](Seq::change) is that of a read in which a counter could not be
+    /// read.
     #[inline(always)]
     pub const fn was_not_read(change: u64) -> bool {
         change & Self::NOT_READ != 0

@@ -25,7 +25,7 @@ impl Page {
         }
     }
 
-    /// One attempt of a reader.
+    /// Makes one attempt of a reader.
     fn read(&self) -> Option<[u64; 2]> {
         let stamp = self.seq.stamp();
         let words = self.words.each_ref().map(|word| word.load(Relaxed));

@@ -16,7 +16,7 @@ use shared_abi::{Config, CounterConfig, CounterWidth, PhysSlot, PmuCaps};
 /// What each slot counts, and its period if it interrupts.
 type Model = BTreeMap<u32, (u64, Option<u64>)>;
 
-/// The rules of `docs/ABI.md` and `docs/caveats.md`.
+/// Decides by the rules of `docs/ABI.md` and `docs/caveats.md`.
 fn model_of(caps: &PmuCaps, counters: &[CounterConfig]) -> Option<Model> {
     let mut model = Model::new();
     for counter in counters {
@@ -49,7 +49,7 @@ fn model_of(caps: &PmuCaps, counters: &[CounterConfig]) -> Option<Model> {
     Some(model)
 }
 
-/// Whether a guest may count an event of a processor without known errata.
+/// Returns whether a guest may count an event of a processor without known errata.
 fn is_listed(vendor: u32, event: u64, all: bool) -> bool {
     if vendor == VENDOR_AMD {
         let listed = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5, 0xd1, 0x825].contains(&event);
@@ -89,7 +89,7 @@ fn caps() -> impl Strategy<Value = PmuCaps> {
     )
 }
 
-/// Most of them are valid, and few are so by chance.
+/// Makes counters, most of which are valid, and few of which are so by chance.
 fn counter() -> impl Strategy<Value = CounterConfig> {
     let slot = prop_oneof![8 => 0..4_u32, 6 => 16..20_u32, 1 => 0..26_u32, 1 => any::<u32>()];
     let event = prop_oneof![
@@ -118,8 +118,8 @@ fn counters() -> impl Strategy<Value = Vec<CounterConfig>> {
     prop::collection::vec(counter(), 0..4)
 }
 
-/// A list of which every counter is valid on a CPU that has all of them, at most one for each slot.
-/// Few slots, events and periods, so that two lists often have some in common.
+/// Makes a list of which every counter is valid on a CPU that has all of them, at most one for each
+/// slot. There are few slots, events and periods, so that two lists often have some in common.
 fn valid_counters() -> impl Strategy<Value = Vec<CounterConfig>> {
     let event = prop_oneof![4 => Just(0xc0), 1 => Just(0xc4)];
     let mode = prop_oneof![Just((0, 0)), (1..6_u64).prop_map(|period| (1, period))];
@@ -135,7 +135,7 @@ fn valid_counters() -> impl Strategy<Value = Vec<CounterConfig>> {
     })
 }
 
-/// A CPU that has every counter, and can do everything.
+/// Returns a CPU that has every counter, and can do everything.
 fn able() -> PmuCaps {
     let width = CounterWidth::new(48).unwrap();
     PmuCaps {
@@ -149,7 +149,7 @@ fn able() -> PmuCaps {
     }
 }
 
-/// What both count; `None` if a slot is wanted for two events.
+/// Returns what both count, or `None` if a slot is wanted for two events.
 fn joined(one: &Model, two: &Model) -> Option<Model> {
     let mut both = one.clone();
     for (&slot, &(evntsel, period)) in two {

@@ -84,8 +84,9 @@ pub struct Signals {
 pub const LOOK: Duration = Duration::from_millis(10);
 
 impl Signals {
-    /// A signal that interrupts the program must not end its observer, which has to print results.
-    /// It is handled and not ignored, because the program would inherit an ignored signal.
+    /// Handles signals that interrupt the program. Such a signal must not end its observer, which
+    /// has to print results. It is handled and not ignored, because the program would inherit an
+    /// ignored signal.
     pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
         let signals = Self { intervals: interval.is_some(), ..Self::default() };
         signals.interrupted_by(&[SIGINT, SIGQUIT])?;

@@ -79,7 +79,7 @@ impl Beside for Recording<'_> {
 }
 
 impl Recording<'_> {
-    /// If sampling has ended early, what there is until then is kept.
+    /// Notes the error if sampling has ended early. The samples until then are kept.
     fn goes_on(&mut self, taken: Result<(), Error>) -> Result<()> {
         match taken {
             Err(error @ Error::NotSampled(_)) => self.ended = Some(error.to_string()),

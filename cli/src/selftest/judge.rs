@@ -212,7 +212,7 @@ fn loops(measured: &Measured) -> impl Iterator<Item = &Known> + Clone {
         .filter_map(Outcome::measured)
 }
 
-/// A number for each cause, if there are any.
+/// Returns the number for each cause, if there are causes.
 fn each(number: i64, causes: u64) -> Option<f64> {
     (causes > 0).then(|| number as f64 / causes as f64)
 }

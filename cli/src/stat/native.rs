@@ -103,7 +103,8 @@ impl Beside for Counting<'_, '_> {
     }
 }
 
-/// An event that is in no group is one by itself, and takes turns with the others.
+/// Returns how a group is counted. An event in no group is one by itself, and takes turns with the
+/// others.
 fn how(group: &[Event]) -> How {
     if group.len() > 1 { How::Together } else { How::InTurns }
 }

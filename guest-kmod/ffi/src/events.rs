@@ -168,7 +168,7 @@ pub extern "C" fn perfctr_core_event_branches(
     vcpu.cpu().branches_of_event(index, stack);
 }
 
-/// Another thread is about to execute; see
+/// Forgets recorded branches, because another thread is about to execute; see
 /// [`ThisVcpu::forget_records`](guest_kmod::ThisVcpu::forget_records).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_forget_records(mut vcpu: OnVcpu<'_>) {

@@ -61,11 +61,13 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 unsafe extern "C" {
     fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int;
-    /// The guest frame number of a page; a guest whose frames are the machine's has other ones
-    /// after it was restored.
+    /// Returns the guest frame number of a page.
+    ///
+    /// A guest whose frames are the machine's has other ones after it was restored.
     fn perfctr_glue_gfn(page: *const VcpuPage) -> u64;
-    /// RDPMC of ECX to RAX and RDX. After a fault these are 0, and all bits of R10 are set. No
-    /// other register changes.
+    /// Executes RDPMC of ECX, and returns the value in RAX and RDX.
+    ///
+    /// After a fault these are 0, and all bits of R10 are set. No other register changes.
     fn perfctr_glue_rdpmc();
 }
 

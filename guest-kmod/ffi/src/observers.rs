@@ -21,7 +21,7 @@ pub(crate) fn new_number_of_perf() -> u32 {
     })
 }
 
-/// What is registered with the vCPU; changes on that vCPU only.
+/// Returns what is registered with the vCPU, which changes on that vCPU only.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
     vcpu.shown.get()

@@ -24,7 +24,7 @@ pub struct OnVcpu<'a> {
 }
 
 impl<'a> OnVcpu<'a> {
-    /// The vCPU, of which others may look at some fields, too.
+    /// Returns the vCPU's object. Others may look at some of its fields, too.
     #[inline(always)]
     pub(crate) const fn object(&self) -> &'a VcpuObject {
         self.object

@@ -425,7 +425,7 @@ impl Fake {
     }
 }
 
-/// What the hypervisor answers to a query.
+/// Returns what the hypervisor answers to a query.
 fn answer() -> HvQuery {
     let width = CounterWidth::new(48).expect("a width");
     let caps = PmuCaps {
@@ -511,7 +511,7 @@ extern "C" fn perfctr_glue_put_container(container: u64) {
     Fake::with(|fake| fake.put.borrow_mut().push(container));
 }
 
-/// The stack is in the test's own memory.
+/// Reads a frame of the stack, which is in the test's own memory.
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
     let stack = core::ptr::with_exposed_provenance::<Frame>(address as usize);
@@ -523,7 +523,8 @@ extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_users_look_in(_: u32) {}
 
-/// Whoever was looking for a user before has seen all that was in the list.
+/// Checks that a user who is being looked at was not freed yet. Whoever was looking for a user
+/// before has ended after this.
 #[unsafe(no_mangle)]
 extern "C" fn synchronize_rcu() {
     let still = Fake::with(|fake| fake.looks_at.take());

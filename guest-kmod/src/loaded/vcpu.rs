@@ -427,7 +427,7 @@ pub(crate) struct CpuSampler<'a, K> {
 }
 
 impl<K: Kernel> CpuSampler<'_, K> {
-    /// `Phys*` of the TSC and of `slots`, now; see [`sample_vcpu_into`].
+    /// Samples `Phys*` of the TSC and of `slots`; see [`sample_vcpu_into`].
     #[inline(always)]
     fn sample_phys(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> Result<(), Errno> {
         sample_vcpu_into(self.page, self.kernel, slots, now).map_err(errno)?;

@@ -90,7 +90,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         }
     }
 
-    /// Another thread is about to execute: it does not see what was recorded of the present one.
+    /// Forgets what was recorded of the present thread, because another thread is about to execute.
     pub fn forget_records(&mut self) {
         if self.vcpu.recorded != 0 {
             self.record(self.vcpu.recorded);

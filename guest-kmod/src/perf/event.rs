@@ -189,13 +189,13 @@ impl EventConfig {
         (self.general & EVNTSEL_EVENT_MASK) as u16
     }
 
-    /// What perf asks for: one of its generic events or an event's select word, in the rings
+    /// Makes what perf asks for: one of its generic events or an event's select word, in the rings
     /// `EVNTSEL_USR` and `EVNTSEL_OS`. One in neither ring counts nothing, as on perf's own PMUs.
     /// The bits [`DRIVERS_OWN`] of a select word do not matter.
     ///
     /// # Errors
     ///
-    /// `NOENT` no such event, and those of a configuration, see [`shared_abi::ConfigError`].
+    /// `NOENT` if there is no such event; those of [`ConfigError`](shared_abi::ConfigError).
     pub(crate) fn new(
         caps: &PmuCaps,
         kind: u32,
@@ -246,7 +246,7 @@ impl EventConfig {
     }
 }
 
-/// A counter's mode, for the check of an event.  Any valid period does for that.
+/// Returns a counter's mode, for the check of an event.  Any valid period does for that.
 fn sampling(samples: bool) -> CounterConfig {
     let mode = u32::from(samples);
     CounterConfig { mode, period: mode.into(), ..CounterConfig::default() }

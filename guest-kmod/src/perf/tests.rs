@@ -32,7 +32,7 @@ fn event(select: u64, samples: bool) -> EventConfig {
 }
 
 impl Machine {
-    /// perf schedules these in on a vCPU.
+    /// Schedules events in on a vCPU, as perf does.
     fn schedule(&self, vcpu: usize, wanted: &[(EventConfig, i64)]) -> Vec<Result<u32, Errno>> {
         self.on(vcpu, |cpu| {
             cpu.disable_events();
@@ -133,7 +133,7 @@ fn a_frequency_begins_with_a_period_that_is_no_storm() {
     assert_eq!(first(0, 4_000), 0, "that is a period");
 }
 
-/// For how long perf has to take back the time between these two.
+/// Returns the time between these two that perf has to take back.
 fn stalled_between(machine: &Machine, index: u32, from: u64, to: u64) -> u64 {
     machine.on(0, |cpu| {
         cpu.settle_event(index, from, from);
@@ -381,7 +381,7 @@ fn what_cannot_interrupt_is_not_sampled() {
     assert!(new(false).is_ok());
 }
 
-/// A thread has left this loaded.
+/// Has a thread load these counters and leave them behind.
 fn left_behind(machine: &Machine, counters: &[CounterConfig]) {
     let thread = machine.thread();
     thread.start(counters);
@@ -565,7 +565,7 @@ const INTERRUPTED: HvPlace =
     HvPlace { slot: 0, mode: PLACE_KERNEL, ip: 0x2000, sp: 0x88, flags: 2 };
 const SEEN: HvPlace = HvPlace { slot: 0, mode: PLACE_KERNEL, ip: 0x1000, sp: 0x99, flags: 4 };
 
-/// Whose registers a sample of an event in these rings gets, and the place that goes with them.
+/// Returns whose registers a sample of an event in these rings gets, and the place with them.
 fn registers(machine: &Machine, rings: u64, interrupted: HvPlace) -> (Registers, HvPlace) {
     let event = EventConfig::new(&Machine::caps(), TYPE_RAW, 0xc0, rings, true).unwrap();
     let [Ok(index)] = machine.schedule(0, &[(event, 5_000)])[..] else { panic!("no counter") };
@@ -738,7 +738,8 @@ fn start_periods(machine: &Machine, events: &[(EventConfig, u64, i64)]) {
     });
 }
 
-/// An interrupt comes.  Gives who has overflowed, after they have begun their next periods.
+/// Handles an interrupt.  Returns which events have overflowed, which have begun their next
+/// periods.
 fn interrupt(machine: &Machine) -> u32 {
     machine.on(0, |cpu| {
         let overflowed = cpu.overflowed_events();
@@ -750,7 +751,7 @@ fn interrupt(machine: &Machine) -> u32 {
     })
 }
 
-/// What the general counters are armed with.
+/// Returns what the general counters are armed with.
 fn armed<const N: usize>(machine: &Machine, slots: [u32; N]) -> [u64; N] {
     slots.map(|n| machine.programmed(0).period(PhysSlot::general(n).unwrap()))
 }

@@ -115,7 +115,7 @@ impl<K: Kernel> Switch for Borrowed<'_, '_, K> {
 }
 
 impl ThreadPmu {
-    /// [`switch_in`] of a thread whose page, if it needs one, is registered.
+    /// Does what [`switch_in`] does, for a thread whose page, if it needs one, is registered.
     pub fn switch_in<K: Kernel>(
         &mut self,
         page: &ThreadPage,
@@ -124,7 +124,7 @@ impl ThreadPmu {
         switch_in(Borrowed { pmu: self, page, cpu })
     }
 
-    /// [`switch_out`].
+    /// Does what [`switch_out`] does.
     pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         switch_out(Borrowed { pmu: self, page, cpu });
     }

@@ -19,7 +19,7 @@ use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, TestThread, control, count
 
 mod stale;
 
-/// Both ways to read must agree.
+/// Returns the counts, by two ways to read that must agree.
 fn counts<const N: usize>(thread: &TestThread<'_>) -> [u64; N] {
     let sums = thread.read().unwrap();
     let direct = thread.read_direct::<N>().unwrap();
@@ -407,7 +407,7 @@ fn the_time_stamp_counter_is_counted_only_if_asked_for() {
     assert_eq!(thread.read_direct(), Ok((25, [])));
 }
 
-/// A sampling counter of instructions.
+/// Returns a control with a sampling counter of instructions.
 fn sampling(period: u64) -> Control {
     let mut control = control(&[
         CounterConfig { mode: MODE_SAMPLING, period, ..counter(0, INSTRUCTIONS) },
@@ -850,7 +850,7 @@ fn a_measured_switch_is_a_switch_that_says_what_it_cost() {
     assert_eq!(machine.stats(0).switches_out.get(), 2);
 }
 
-/// A sampling counter, and another that counts `event` in slot `slot`.
+/// Returns a control with a sampling counter, and another that counts `event` in slot `slot`.
 fn sampling_beside(slot: u32, event: u64) -> Control {
     let mut control = sampling(1_000);
     control.counter[1] = counter(slot, event);

@@ -417,7 +417,7 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     vcpu.switch_to(cpu, page, mode(kernel), allowed)
 }
 
-/// The next instruction enters the guest, in its kernel mode or not; see [`Vcpu::enter_guest`].
+/// Prepares for the next instruction, which enters the guest; see [`Vcpu::enter_guest`].
 ///
 /// # Safety
 ///
@@ -648,7 +648,7 @@ pub unsafe extern "C" fn perfctr_core_account(
     unsafe { OnCpu::new(cpu) }.cpu().account(account, rings)
 }
 
-/// A guest with these `rings` goes on next on this physical CPU.
+/// Prepares the accounts for the next guest on this CPU; see [`hv_driver::ThisCpu::account_next`].
 ///
 /// # Safety
 ///

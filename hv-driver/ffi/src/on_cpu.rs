@@ -91,12 +91,12 @@ impl<'a> OnCpu<'a> {
         Self { cpu, pmu: X86Pmu { expected: &cpu.expected }, here: PhantomData }
     }
 
-    /// The interrupts of the host's own counter.
+    /// Returns the interrupts of the host's own counter.
     pub(crate) const fn host_expected(&self) -> &'a ExpectedInterrupts {
         &self.cpu.host_expected
     }
 
-    /// The CPU for the core.
+    /// Returns the CPU for the core.
     #[inline(always)]
     pub(crate) fn cpu(&mut self) -> ThisCpu<'_, X86Pmu<'a>> {
         // SAFETY: whoever has the only right to use this CPU has lent it for as long as the result

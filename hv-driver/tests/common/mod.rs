@@ -3,7 +3,7 @@
 
 use hv_driver::Identity;
 
-/// Intel's Nehalem, with four general counters and three fixed ones, all of 48 bits.
+/// Returns Intel's Nehalem, with four general counters and three fixed ones, all of 48 bits.
 pub fn nehalem() -> Identity {
     let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
     Identity {

@@ -169,7 +169,7 @@ mod tests {
         HvAccount { domain, vcpu, flags: 0, reserved: 0, executed, hypervisor }
     }
 
-    /// What the driver answers if there are these accounts.
+    /// Answers as the driver does if there are these accounts.
     fn answer(asked: &mut HvAccounts, all: &[HvAccount]) {
         let from = (asked.domain, asked.vcpu);
         let wanted = all.iter().filter(|one| (one.domain, one.vcpu) >= from);

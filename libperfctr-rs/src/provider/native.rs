@@ -104,7 +104,8 @@ impl Native {
         if self.generation == Generation::current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// It is not inlined, since it would lengthen the code of the provider with the short reads.
+    /// Reads the counts.  It is not inlined, because it would lengthen the code of the provider
+    /// with the short reads.
     #[inline(never)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
         self.check_forked()?;
@@ -216,12 +217,12 @@ fn has_pmu() -> bool {
 }
 
 impl Wanted {
-    /// The event is to count the caller's own thread.
+    /// Returns what is wanted of an event that is to count the caller's own thread.
     pub(crate) fn own(event: &Event) -> Self {
         Self::Own { kernel: event.rings & EVNTSEL_OS != 0 }
     }
 
-    /// The event is to count another thread.
+    /// Returns what is wanted of an event that is to count another thread.
     pub(crate) fn others(event: &Event) -> Self {
         Self::Others { kernel: event.rings & EVNTSEL_OS != 0 }
     }

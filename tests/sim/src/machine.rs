@@ -394,7 +394,7 @@ pub struct Machine {
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Machine>>> = const { RefCell::new(None) };
-    /// Whether accesses to pages are steps of an agent.
+    /// Returns whether accesses to pages are steps of an agent.
     static LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -418,7 +418,7 @@ pub fn without_steps<R>(look: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whether accesses to pages are steps of an agent.
+/// Returns whether accesses to pages are steps of an agent.
 pub fn is_listening() -> bool {
     LISTENING.get()
 }
@@ -847,7 +847,7 @@ impl Machine {
         }
     }
 
-    /// A rule is broken.
+    /// Notes that a rule is broken.
     pub fn fail(&self, what: String) {
         let mut violation = self.violation.borrow_mut();
         if violation.is_none() {

@@ -227,7 +227,7 @@ impl Machine {
         ledger.map_or(event.truth, |now| event.truth.and_since(event.start, now))
     }
 
-    /// The context of a task whose events are on this vCPU.
+    /// Returns the context of a task whose events are on this vCPU.
     fn task_here(&self, index: usize) -> Option<&RefCell<Context>> {
         let heir = self.perf.heirs[index].get();
         heir.or(self.vcpus[index].current.get()).map(|thread| &self.perf.tasks[thread])
@@ -291,7 +291,7 @@ impl Machine {
         }
     }
 
-    /// The machine was restored: perf's events that are here go on in perf's page.
+    /// Has perf's events on this vCPU go on in perf's page, because the machine was restored.
     pub fn perf_restored(&self, index: usize) {
         if self.has_perf_here(index) {
             self.show_for_events(index);

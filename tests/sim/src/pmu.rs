@@ -95,7 +95,7 @@ pub fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
 #[derive(Debug)]
 pub struct Pmu {
     model: Model,
-    /// The counter of the driver's own instructions.
+    /// Returns the counter of the driver's own instructions.
     cost: Option<usize>,
     select: [Cell<u64>; GENERAL],
     fixed_ctrl: Cell<u64>,
@@ -169,7 +169,7 @@ impl Pmu {
         Some((counter, self.counter[counter].get()))
     }
 
-    /// The counter of the driver's own instructions.
+    /// Returns the counter of the driver's own instructions.
     pub fn cost(&self) -> Option<usize> {
         self.cost
     }

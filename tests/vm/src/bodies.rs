@@ -130,7 +130,7 @@ impl Body {
     }
 }
 
-/// From now on the process skips UD2 instructions.
+/// Has the process skip UD2 instructions from now on.
 ///
 /// # Errors
 ///

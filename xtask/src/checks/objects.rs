@@ -142,7 +142,7 @@ fn section_size(sections: &str, name: &str) -> Option<usize> {
     })
 }
 
-/// `calls` are functions of its surroundings that it may call.
+/// Returns the faults of an object. `calls` are functions of its surroundings that it may call.
 fn faults_of(object: &Path, calls: &[&str], frames: Frames) -> Result<Vec<String>> {
     let mut faults = undefined_faults(&sh::output(cmd("nm", ["-u", "-j"]).arg(object))?, calls);
     faults.extend(symbol_faults(&sh::output(cmd("nm", ["-j"]).arg(object))?));

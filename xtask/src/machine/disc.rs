@@ -79,7 +79,7 @@ fn menu(software: &Software, initrd: u64) -> String {
     }
 }
 
-/// The machine, in Bochs' words.
+/// Returns the description of the machine in Bochs' configuration language.
 fn configuration(spec: &Spec, software: &Software) -> String {
     let topology = &spec.topology;
     let guest_mib = topology.kvm.as_ref().map_or(0, |host| host.memory_mib);

@@ -73,7 +73,8 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
     Ok(archive.finish()?.into_inner()?)
 }
 
-/// An archive that tells the first program to write to I/O ports, since there is no virtio device.
+/// Returns an archive that has the first program write to I/O ports, because there is no virtio
+/// device.
 pub fn io_ports() -> Result<Vec<u8>> {
     let mut archive = Archive::new(BufWriter::new(Vec::new()));
     archive.file("etc/testbed/io-ports", 0o644, b"")?;

@@ -23,7 +23,8 @@ pub enum Emulator {
 }
 
 impl Emulator {
-    /// How many times as long as in QEMU things may take: one thread emulates all of Bochs' CPUs.
+    /// Returns how many times as long as in QEMU things may take: one thread emulates all of Bochs'
+    /// CPUs.
     pub fn patience(self) -> u32 {
         match self {
             Self::Qemu => 1,

@@ -105,7 +105,7 @@ fn with_xen_args(args: &str, command: &[&str]) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Loading the module must fail with `errno`, and the console must say `reason`.
+/// Tests that loading the module fails with `errno`, and that the console says `reason`.
 pub fn refuses(spec: &Spec, errno: &str, reason: &str) -> Result<()> {
     let outcome = machine::run(spec)?;
     let expected = Status::Failed(Failure::Refused(errno.to_owned()));

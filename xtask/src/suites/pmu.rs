@@ -31,7 +31,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     perf(report)
 }
 
-/// The check of what a PMU counts.
+/// Builds the program that checks what a PMU counts.
 pub fn check_program() -> Result<PathBuf> {
     apt::install(&["gcc", "libc6-dev"], "the checks of the PMU model")?;
     build("pmu-check", &["pmu-check.c", "bodies.S"])

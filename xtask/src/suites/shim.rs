@@ -56,7 +56,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The C++ programs are linked to the archive, the C programs to the shared library.
+/// Compiles programs. The C++ programs are linked to the archive, the C programs to the shared
+/// library.
 fn compile(
     compiler: &str,
     language: &str,

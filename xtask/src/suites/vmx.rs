@@ -13,7 +13,7 @@ use crate::suites::{kvm, pmu, programs};
 /// How long it may take. It runs beside other suites, and gets what these leave of the CPUs.
 const BESIDE: Duration = Duration::from_secs(2700);
 
-/// The driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.
+/// Tests the driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.
 pub fn brief(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("vmx-kvm", ["/work/tenants", "kvm-brief"])?;
     let kernel = kernel::kernel()?;
@@ -30,8 +30,8 @@ pub fn brief(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// The second emulator's own PMU, on the bare machine: it counts what single-stepping counts, and
-/// what the first emulator's counts.
+/// Tests the second emulator's own PMU, on the bare machine: it counts what single-stepping counts,
+/// and what the first emulator's counts.
 pub fn pmu(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("vmx-native", ["/work/pmu-check"])?.stock("");
     spec.files.push((pmu::check_program()?, "/work/pmu-check".into()));
@@ -44,9 +44,9 @@ const LOADER: &str = "/usr/bin/true";
 /// library chooses its functions.
 const SAME_CPU: &str = "corei5_lynnfield_750";
 
-/// Whole programs, counted by Linux' perf on the bare machine, take the same instructions and
-/// branches in both emulators. What the dynamic loader finds out about the CPU may differ, and is
-/// the same for each program.
+/// Tests that whole programs, counted by Linux' perf on the bare machine, take the same
+/// instructions and branches in both emulators. What the dynamic loader finds out about the CPU may
+/// differ, and is the same for each program.
 pub fn emulators(report: &mut Report) -> Result<()> {
     let commands = format!("{LOADER}\n{}", programs::COMMANDS);
     let dir = programs::files(&commands)?;
@@ -74,7 +74,7 @@ pub fn emulators(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A guest of KVM on VT-x counts and samples, with more vCPUs than there are CPUs.
+/// Tests that a guest of KVM on VT-x counts and samples, with more vCPUs than there are CPUs.
 pub fn kvm(report: &mut Report) -> Result<()> {
     let outcome = report.program_outcome(kvm::demo(report.topology)?, "tenants")?;
     report.test("the host's kernel says that guests have the counters", || {

@@ -110,7 +110,7 @@ fn a_new_page_and_a_new_right_to_count_record_anew() {
     assert_eq!(machine.recorded.take(), [ALL]);
 }
 
-/// What the sample of an event on vCPU 0 gets: the number of its branches, and the first of them.
+/// Returns how many branches a sample of an event on vCPU 0 has, and the first of them.
 fn branches_of_sample(machine: &Machine, index: u32) -> (u64, HvBranch) {
     let mut stack = BranchStack { number: 7, ..BranchStack::default() };
     machine.on(0, |cpu| cpu.branches_of_event(index, &mut stack));

@@ -11,7 +11,7 @@ use super::*;
 use crate::ioctl::{check_control, check_create};
 use crate::perf::EventConfig;
 
-/// The CPU of this vCPU begins to count `counters` as a whole.
+/// Starts CPU-wide counting of `counters` on this vCPU.
 fn start_whole(machine: &Machine, whole: &TestThread<'_>, counters: &[CounterConfig]) {
     let caps = Machine::caps();
     let control = control(counters);
@@ -92,7 +92,7 @@ fn who_counts_nothing_now_needs_no_counters() {
     assert_eq!(needs(), None, "it has no numbers");
 }
 
-/// Some of a thread's time is not counted.
+/// Has some of a thread's time not counted.
 fn fail(machine: &Machine, thread: &TestThread<'_>) {
     machine.refuse(Some(Errno::PERM));
     thread.switch_out();

@@ -67,8 +67,8 @@ const LLC: Readable =
 /// CPUID leaf 0x80000022, EAX: version 2.
 const PERFMON_V2: u32 = 1 << 0;
 
-/// There are four counters since family 10h, six with the core extension, and with version 2 as
-/// many as CPUID says; all have 48 bits.
+/// Returns the PMU of an AMD processor. There are four counters since family 10h, six with the core
+/// extension, and with version 2 as many as CPUID says; all have 48 bits.
 pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     let (family, _) = cpuid.family_and_model();
     if family < 0x10 {

@@ -53,7 +53,8 @@ const RTM_FORCE_ABORT: u64 = 1 << 0;
 /// CPUID leaf 0AH, EAX: from this version on ECX is a mask of the fixed counters.
 const VERSION_WITH_FIXED_MASK: u32 = 5;
 
-/// SDM volume 2, CPUID leaves 0AH and 23H, and volume 3, 20.2.
+/// Returns the PMU of a processor of Intel (SDM volume 2, CPUID leaves 0AH and 23H, and volume 3,
+/// 20.2).
 pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     let [eax, _, ecx, edx] = cpuid.perfmon;
     let [general_mask, fixed_mask] = cpuid.perfmon_masks;
@@ -95,21 +96,21 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     Ok((caps, registers))
 }
 
-/// Returns how many counters from the first on are all in the mask.  One of 0 says nothing.
+/// Returns how many counters from the first on are all in the mask.  A mask of 0 leaves none out.
 const fn first_of(mask: u32) -> u32 {
     if mask == 0 { u32::MAX } else { mask.trailing_ones() }
 }
 
-/// The number of counters below the one that the microcode uses unless transactions are forced to
-/// abort ("Performance Monitoring Impact of Intel Transactional Synchronization Extension Memory
-/// Ordering Issue", document 604224).
+/// Returns the number of counters below the one that the microcode uses unless transactions are
+/// forced to abort ("Performance Monitoring Impact of Intel Transactional Synchronization Extension
+/// Memory Ordering Issue", document 604224).
 const fn free_of_tsx(cpuid: &Identity) -> u32 {
     let taken = cpuid.structured & STRUCTURED_TSX_FORCE_ABORT != 0
         && cpuid.tsx_force_abort & RTM_FORCE_ABORT == 0;
     if taken { 3 } else { u32::MAX }
 }
 
-/// SDM volume 3, 20.3.1.1.1, and volume 4, IA32_MISC_ENABLE.
+/// Returns whether the CPU has PEBS (SDM volume 3, 20.3.1.1.1, and volume 4, IA32_MISC_ENABLE).
 const fn has_pebs(cpuid: &Identity) -> bool {
     cpuid.features & FEATURES_DEBUG_STORE != 0 && cpuid.misc_enable & MISC_ENABLE_NO_PEBS == 0
 }
@@ -119,6 +120,8 @@ pub(super) const fn branch_format(cpuid: &Identity) -> u32 {
     (cpuid.perf_capabilities & PERF_CAPABILITIES_BRANCHES) as u32
 }
 
+/// Returns whether the CPU records branches as Nehalem does.
+///
 /// Nehalem, Westmere, Sandy Bridge and Ivy Bridge record 16 branches in the same registers.  Others
 /// have other formats or depths (SDM volume 3, sections on last branch records of each generation).
 const fn records_as_nehalem(cpuid: &Identity) -> bool {

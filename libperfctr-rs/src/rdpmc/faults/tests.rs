@@ -77,7 +77,7 @@ fn rdpmc_is_0() -> bool {
     Hardware.counter(ABSENT) == 0
 }
 
-/// An RDPMC that is the program's and not this crate's.
+/// Executes an RDPMC that is the program's and not this crate's.
 fn other_rdpmc() -> bool {
     // SAFETY: no CPU has this counter, so the instruction faults, and it writes only to registers
     // that are named here.

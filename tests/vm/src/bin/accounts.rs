@@ -101,7 +101,7 @@ fn executed_here() -> Executed {
     [outside + guests, ring_0.wrapping_sub(guests)]
 }
 
-/// What both physical CPUs have executed. This thread is on a virtual CPU of each for that.
+/// Returns what both physical CPUs have executed. This thread is on a virtual CPU of each for that.
 fn both_executed() -> Result<Executed> {
     let mut sum = [0; 2];
     for cpu in [OTHER, CPU] {
@@ -127,7 +127,7 @@ impl Look {
         Ok(Self { before, accounts, after: executed_here() })
     }
 
-    /// The same for both physical CPUs, with this thread on a virtual CPU of each.
+    /// Does the same for both physical CPUs, with this thread on a virtual CPU of each.
     fn everywhere(accounts: &Accounts<'_>) -> Result<Self> {
         let before = both_executed()?;
         let accounts = accounts.read_all()?;
@@ -211,7 +211,7 @@ fn main() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// While nobody accounts, there is nothing to read or to end, and what is wrong is refused.
+/// Checks that nothing can be read or ended while nobody accounts, and that wrong arguments fail.
 fn without_session(accounts: &Accounts<'_>, tally: &mut Tally) {
     let outcome = (accounts.batch(0, 0).map(drop), accounts.stop());
     tally.check(
@@ -224,12 +224,13 @@ fn without_session(accounts: &Accounts<'_>, tally: &mut Tally) {
     tally.check("what cannot be accounted is refused", equal(outcome, expected.map(Err)));
 }
 
-/// The accounts of physical CPU 0, whose only virtual CPU is the control domain's first one.
+/// Returns whether an account is of physical CPU 0, whose only virtual CPU is the control domain's
+/// first one.
 fn of_cpu(account: &HvAccount) -> bool {
     matches!((account.domain, account.vcpu), (0, 0) | (IDLE, CPU))
 }
 
-/// System calls, which enter Xen, and instructions of this program.
+/// Executes system calls, which enter Xen, and instructions of this program.
 fn work() {
     for _ in 0..200 {
         nix::unistd::getppid();
@@ -298,7 +299,7 @@ fn account_of_hypervisor(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<(
     Ok(())
 }
 
-/// While virtual CPUs go from one physical CPU to the other, nothing is lost of all accounts.
+/// Checks that nothing is lost of all accounts while virtual CPUs change their physical CPUs.
 fn accounts_in_storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()> {
     for &cpu in all.iter().skip(2) {
         accounts.0.set_affinity(CONTROL_DOMAIN, cpu as u32, 1 << CPU | 1 << OTHER)?;
@@ -335,7 +336,7 @@ fn accounts_in_storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) 
     Ok(())
 }
 
-/// The command shows the same accounts, and serves them to Prometheus.
+/// Checks that the command shows the same accounts, and serves them to Prometheus.
 fn accounts_by_command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
     let before = both_executed()?;
     let shown = output_of(&["domains", "counts", "--json", "--", THIS, "busy"])?;
@@ -380,7 +381,7 @@ fn output_of(words: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Guests' counts stay exact while events are accounted.
+/// Checks that guests' counts stay exact while events are accounted.
 fn counts_beside_accounts(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     let witness = Witness::new()?;
     let start = Instant::now();
@@ -435,7 +436,8 @@ fn account_of_passive_tenant() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Only one session is at a time, and it ends by itself when nobody reads accounts any more.
+/// Checks that there is one session at a time, which ends by itself when nobody reads accounts any
+/// more.
 fn sessions_end(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     accounts.start(INSTRUCTIONS)?;
     let busy = accounts.start(INSTRUCTIONS);

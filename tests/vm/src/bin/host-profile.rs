@@ -159,7 +159,7 @@ fn by_layer(from_tsc: u64, to_tsc: u64) -> Result<(Value, BTreeMap<String, u64>)
     Ok((profile, layers))
 }
 
-/// The samples of each ring are as many as its periods, and belong to what executes in that ring.
+/// Checks that each ring has a sample for each of its periods, of what executes in that ring.
 fn layers(tally: &mut Tally) -> Result<()> {
     for (event, modes, counts) in [
         ("instructions:k", &["hypervisor"][..], [1, 0]),
@@ -230,7 +230,8 @@ fn functions(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// The hypervisor's file is taken if it is that of the running one, and refused by both build-ids.
+/// Checks that the running hypervisor's file is taken, and that another is refused by both
+/// build-ids.
 fn files(tally: &mut Tally) -> Result<()> {
     let printed = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
     print!("{printed}");
@@ -295,7 +296,7 @@ impl Live {
     }
 }
 
-/// The view shows each sample once, with the domain's and Xen's functions.
+/// Checks that the view shows each sample once, with the domain's and Xen's functions.
 ///
 /// Physical CPU 0 has little to do but the work, before and behind which updates are taken.
 fn live(tally: &mut Tally) -> Result<()> {
@@ -402,7 +403,7 @@ fn loses(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is left of a command that has ended, however it has.
+/// Checks that nothing is left of a command that has ended in any way.
 fn ends(tally: &mut Tally) -> Result<()> {
     let mut killed = begin(PERIOD)?;
     let busy = failed(&mut record(["--", "true"]))?;
@@ -424,7 +425,7 @@ fn ends(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Without the option, the error says what to do.
+/// Checks that the error says what to do if the option is missing.
 fn refused(tally: &mut Tally) -> Result<()> {
     let error = failed(&mut record(["--", "true"]))?;
     print!("{error}");

@@ -75,7 +75,7 @@ impl<'a> Profile<'a> {
         Self { xen, flags: 0 }
     }
 
-    /// Those whose samples of the hypervisor say where its guest was left.
+    /// Returns the same profile, whose samples of the hypervisor say where its guest was left.
     fn at_guests(&self) -> Self {
         Self { flags: PROFILE_AT_GUESTS, ..*self }
     }
@@ -160,7 +160,7 @@ fn main() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// While nobody samples, there is nothing to take or to end, and what is wrong is refused.
+/// Checks that nothing can be taken or ended while nobody samples, and that wrong arguments fail.
 fn nobody(profile: &Profile<'_>, tally: &mut Tally) {
     let outcome = (profile.some(CPU).map(drop), profile.stop());
     tally.check(
@@ -224,7 +224,7 @@ fn measure_once(
     Ok(found)
 }
 
-/// System calls, which enter Xen, and instructions of this program.
+/// Executes system calls, which enter Xen, and instructions of this program.
 fn work() {
     for _ in 0..200 {
         nix::unistd::getppid();
@@ -258,7 +258,7 @@ fn samples(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Where the hypervisor executes for a guest, samples say where the guest was left.
+/// Checks that samples of the hypervisor say where its guest was left.
 fn samples_at_guests(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     let found = measure_work(profile, BOTH)?;
     let each = found.is_each_period(BOTH, PERIOD);
@@ -332,7 +332,7 @@ fn judge(samples: &[HvSample], modes: &[u32]) -> Result<(), String> {
     }
 }
 
-/// A ring that nobody takes from keeps the oldest samples and says how many it has lost.
+/// Checks that a ring that nobody takes from keeps the oldest samples and counts the lost ones.
 fn full(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     let found = measure(profile, OUTSIDE_ONLY, SHORT, |_| {
         for _ in 0..250 {
@@ -390,7 +390,7 @@ fn sampled<T>(
     Ok((outcome?, taken?))
 }
 
-/// Guests' counts stay exact while the host is sampled.
+/// Checks that guests' counts stay exact while the host is sampled.
 fn beside(profile: &Profile<'_>, others: &[usize], tally: &mut Tally) -> Result<()> {
     let witness = Witness::new()?;
     let (outcome, taken) = sampled(profile, others, || {
@@ -416,7 +416,7 @@ fn around(command: &[String]) -> Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The first program of a tenant: says where its kernel and its own code are, and works.
+/// Runs as the first program of a tenant: prints where its kernel and its own code are, and works.
 fn tenant() -> Result<()> {
     let known = fs::read_to_string("/proc/kallsyms")?;
     let address = |name: &str| -> Result<u64> {
@@ -532,7 +532,8 @@ fn share(found: &Found) -> Result<(), String> {
     if least > 0 && (least..=most).contains(&samples) { Ok(()) } else { Err(says) }
 }
 
-/// Only one session is at a time, and it ends by itself when nobody takes samples any more.
+/// Checks that there is one session at a time, which ends by itself when nobody takes samples any
+/// more.
 fn ends(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     profile.start(BOTH, PERIOD, u64::MAX)?;
     let busy = profile.start(BOTH, PERIOD, u64::MAX);

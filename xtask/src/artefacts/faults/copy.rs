@@ -193,13 +193,13 @@ fn switch(faults: &[Fault]) -> String {
 
 /// The end of that module's text.
 const METHODS: &str = r#"
-    /// Whether it is in force.
+    /// Returns whether it is in force.
     #[inline]
     pub fn is_on(self) -> bool {
         Self::switched_on() == Some(self)
     }
 
-    /// The one that is in force in this thread.
+    /// Returns the one that is in force in this thread.
     #[inline]
     pub fn switched_on() -> Option<Self> {
         if cfg!(sim) { ON.get() } else { *NAMED.get_or_init(Self::named) }

@@ -97,7 +97,7 @@ fn first_line(error: &anyhow::Error) -> String {
     text.lines().find(|line| line.starts_with("error")).unwrap_or(&text).to_owned()
 }
 
-/// The package whose file a fault is in.
+/// Returns the package whose file a fault is in.
 fn package(fault: &Fault) -> Result<String> {
     #[derive(Deserialize)]
     struct Manifest {

@@ -61,7 +61,7 @@ fn ours() -> String {
     Path::new("/").join(packages::HYPERVISOR).display().to_string()
 }
 
-/// The arguments with which the menu boots a hypervisor, and a kernel after it.
+/// Returns the arguments with which the menu boots a hypervisor, and a kernel after it.
 fn entry(menu: &str, hypervisor: &str) -> Result<String> {
     let (_, rest) = menu
         .split_once(&format!("multiboot2\t{hypervisor} placeholder "))

@@ -81,7 +81,7 @@ impl Waiting {
         Ok(waiting)
     }
 
-    /// A descriptor of its own of what it has opened.
+    /// Returns a further descriptor of what was opened.
     fn descriptor(&self) -> Result<OwnedFd, Errno> {
         // SAFETY: the calls take numbers only, and return new descriptors, which nobody else owns.
         unsafe {

@@ -110,7 +110,7 @@ fn no_signal() -> Result<()> {
     judge(child.pid, &device, true)
 }
 
-/// A tracer's request is made at the entry of execve. A tracer that has ended takes no rights away.
+/// Makes a tracer's request at the entry of execve. A tracer that has ended takes no rights away.
 fn asked_at_execve() -> Result<()> {
     let device = open_device()?;
     let (reader, writer) = pipe()?;

@@ -178,7 +178,7 @@ fn of_each_kind(_: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Two programs take turns on one vCPU.
+/// Checks the branches of two programs that take turns on one vCPU.
 fn of_two(machine: &Machine) -> Result<()> {
     let cpu = *machine.cpus.last().context("there is no CPU")?;
     let paths: Result<Vec<_>> =

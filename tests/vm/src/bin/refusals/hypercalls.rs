@@ -121,7 +121,7 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
     });
 }
 
-/// The host records no branches.
+/// Tests the calls about branches, which this host does not record.
 fn branches(bench: &mut Bench, host: &dyn Host) {
     bench.refused("recording branches", Refusal::EOPNOTSUPP, || {
         let record = HvRecord { filter: BRANCHES_USER | BRANCHES_KINDS, reserved: 0 };

@@ -99,7 +99,7 @@ const TESTS: Tests<fn() -> Result<()>> = Tests {
     )],
 };
 
-/// This program in another role.
+/// Returns the command line of this program in another role.
 fn own(role: &str) -> [&str; 2] {
     ["/work/rr", role]
 }

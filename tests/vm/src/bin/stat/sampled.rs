@@ -31,7 +31,7 @@ fn early(iterations: u64) {
     region(iterations).execute(black_box(&mut 0));
 }
 
-/// This code differs from that of [`early`], which might otherwise be merged with it.
+/// Executes code that differs from that of [`early`], with which it might otherwise be merged.
 #[inline(never)]
 fn late(iterations: u64) {
     let Region { first, second } = region(iterations);

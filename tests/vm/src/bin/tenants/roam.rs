@@ -245,8 +245,9 @@ pub fn alone() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// A guest's kernel without the module would take an interrupt that says that it was restored for a
-/// sign of broken hardware.  The driver sends it none, whether it may count or not.
+/// Checks that a guest without the module gets no interrupt. Its kernel would take an interrupt
+/// that says that it was restored for a sign of broken hardware.  The driver sends it none, whether
+/// it may count or not.
 fn hears_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let before = received(Interrupt::Nmi)?;
     kvm.move_to_another(false, false)?;

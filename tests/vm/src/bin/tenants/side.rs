@@ -85,8 +85,8 @@ pub fn run() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// perf has the host's counters while nobody counts in a guest, and nobody does while perf uses
-/// them.
+/// Checks that perf has the host's counters while nobody counts in a guest, and that nobody does
+/// while perf uses them.
 fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let guests = Ok(HostPerf { errno: Errno::EBUSY as u64, error: 0, watchdog: false });
     let name = "perf counts on the host before a guest does, and the watchdog runs";
@@ -240,8 +240,9 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// A machine's process may load and leave a vCPU as often as it likes.  The driver does not switch
-/// the vCPU then, so it does not write to the vCPU's page, which KVM would have to report.
+/// Checks that a stopped vCPU is not switched.  A machine's process may load and leave it as often
+/// as it likes.  The driver does not switch the vCPU then, so it does not write to the vCPU's page,
+/// which KVM would have to report.
 fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let (seen, switches) = count_while(0, || {
         // The vCPUs have pages as soon as the threads count.
@@ -254,7 +255,7 @@ fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// A physical CPU of the host goes offline and comes online while vCPUs that count execute there:
+/// Takes a physical CPU of the host offline and online while vCPUs that count execute there:
 /// they go on elsewhere, and on that CPU when it is back. What the driver has done there is still
 /// in its statistics, and perf has the CPU's counters in the end.
 fn loses_a_cpu(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
