@@ -92,7 +92,7 @@ impl Accounts {
     ///
     /// # Errors
     ///
-    /// As for [`rows`](Self::rows).
+    /// Those of [`rows`](Self::rows).
     pub fn renew(&mut self) -> Result<(), Error> {
         if self.read.elapsed() >= RENEW { self.read().map(drop) } else { Ok(()) }
     }

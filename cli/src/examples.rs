@@ -123,7 +123,7 @@ Examples:
   perfctr stat -M branches -- ./program
       Says how often the program branches, and how often the processor predicts that wrongly.
   perfctr stat -a -- sleep 10
-      Counts whatever executes on all CPUs in ten seconds.
+      Counts everything that executes on all CPUs in ten seconds.
   perfctr stat -e {cycles:u,instructions:u},branches:u -- ./program
       Counts the first two at the same time, so that their ratio is one of the same moments.";
 

@@ -116,7 +116,7 @@ impl Collector {
     ///
     /// # Errors
     ///
-    /// As for [`take`](Self::take).
+    /// Those of [`take`](Self::take).
     pub fn end(&mut self) -> Result<(), Error> {
         let Some(taker) = self.taker.take() else { return Ok(()) };
         taker.end().into_iter().try_for_each(|taken| {

@@ -54,7 +54,8 @@ pub struct Options {
     /// Shows CPUs (in a guest: vCPUs) first, in place of threads.
     #[arg(short = 'C', long)]
     cpus: bool,
-    /// Samples processes, or whatever executes on all CPUs, and shows in which functions that is.
+    /// Samples processes, or everything that executes on all CPUs, and shows in which functions
+    /// that is.
     #[arg(short, long, group = "sampled", conflicts_with = "cpus")]
     functions: bool,
     /// Samples the Xen host that this is the control domain of, and shows which domains execute

@@ -19,7 +19,8 @@ const SIGNAL_MAX: u32 = 64;
 ///
 /// # Errors
 ///
-/// `PROTO` another ABI major, `INVAL` a reserved field, `OPNOTSUPP` a feature that is not there.
+/// `PROTO` if the ABI's major differs; `INVAL` if a reserved field is not 0; `OPNOTSUPP` if the
+/// module lacks a feature.
 pub fn check_create(create: &Create) -> Result<(), Errno> {
     if create.abi_major != u32::from(ABI_MAJOR) {
         Err(Errno::PROTO)

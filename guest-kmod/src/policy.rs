@@ -33,11 +33,11 @@ pub trait Rights {
     fn perf_allows_kernel(&self) -> Result<(), Errno>;
 }
 
-/// Returns an error unless the caller may count this in a thread.
+/// Checks that the caller may count this in a thread.
 ///
 /// # Errors
 ///
-/// `ACCES` not at this level of `paranoid`, or in a kernel that is locked down; those of perf.
+/// `ACCES` if this level of `paranoid` forbids it, or if the kernel is locked down; perf's.
 pub fn may_count(paranoid: i32, rights: &impl Rights, control: &Control) -> Result<(), Errno> {
     let used = control.counter.iter().take(control.counters as usize);
     let kernel = used.fold(0, |bits, counter| bits | counter.evntsel) & EVNTSEL_OS != 0;
@@ -48,11 +48,11 @@ pub fn may_count(paranoid: i32, rights: &impl Rights, control: &Control) -> Resu
     if kernel { rights.perf_allows_kernel() } else { Ok(()) }
 }
 
-/// Returns an error unless the caller may count CPUs, whatever executes there.
+/// Checks that the caller may count CPUs as a whole.
 ///
 /// # Errors
 ///
-/// `PERM` without `CAP_PERFMON`; `ACCES` in a kernel that is locked down; those of perf.
+/// `PERM` if the caller lacks `CAP_PERFMON`; `ACCES` if the kernel is locked down; perf's.
 #[cold]
 #[inline(never)]
 pub fn may_count_cpus(rights: &impl Rights) -> Result<(), Errno> {
@@ -65,12 +65,11 @@ pub fn may_count_cpus(rights: &impl Rights) -> Result<(), Errno> {
     }
 }
 
-/// Returns an error unless a user, whose pages that cannot be swapped have become `locked` in
-/// number, may have that many.
+/// Checks that a user may have `locked` pages that cannot be swapped.
 ///
 /// # Errors
 ///
-/// `NOSPC` more than the `limit`, which is `RLIMIT_MEMLOCK`.
+/// `NOSPC` if these are more than the `limit`, which is `RLIMIT_MEMLOCK`.
 pub fn may_lock(locked: u64, limit: u64, rights: &impl Rights) -> Result<(), Errno> {
     if locked <= limit || rights.has_ipc_lock() { Ok(()) } else { Err(Errno::NOSPC) }
 }

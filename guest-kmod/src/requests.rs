@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Decides what becomes of a request of the device, before anything of it is done.
 //!
-//! [`admit`] answers it by the table in [`shared_abi::requests`] and says how much to copy from the
-//! caller; [`judge`] looks at what was copied.  C copies, does what is left, and copies back.
+//! [`admit`] decides by the table in [`shared_abi::requests`], which also says how much to copy
+//! from the caller.  [`judge`] checks the copied argument.  C copies the argument, carries the
+//! request out, and copies the answer back.
 //!
-//! Two answers are not given here, since only a lock of the kernel's settles them: whether another
-//! thread is a tracee of the caller and stays asleep (`glue/hold.c`), and which of two callers who
-//! bind the same descriptor, or the same thread, is the first (`glue/thread.c`).
+//! Two questions are not decided here, because only a lock of the kernel's settles them: whether
+//! another thread is a tracee of the caller and stays asleep (`glue/hold.c`), and which of two
+//! callers who bind the same descriptor, or the same thread, is the first (`glue/thread.c`).
 
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{
@@ -41,8 +42,9 @@ pub struct Descriptor {
 ///
 /// # Errors
 ///
-/// `NOTTY` no such request; `BADF` a descriptor that is not open for writing; `EXIST`, `INVAL` it
-/// has, or has no, counters; `PERM`, `SRCH`, `ACCES` not by this caller.
+/// `NOTTY` if there is no such request; `BADF` if the descriptor is not open for writing; `EXIST`
+/// if it has counters, or `INVAL` if it has none; `PERM`, `SRCH` or `ACCES` if this caller may not
+/// make the request.
 pub fn admit(
     number: u32,
     descriptor: Descriptor,

@@ -34,7 +34,7 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// `EXIST` it has begun; those of [`check_ring`].
+    /// `EXIST` if the thread has a ring; those of [`check_ring`].
     pub fn begin(&self, request: &RingRequest) -> Result<(), Errno> {
         check_ring(request)?;
         if self.exists() {
@@ -90,7 +90,8 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// `NXIO` there is no ring; `INVAL` fewer than before, or more than there were.
+    /// `NXIO` if there is no ring; `INVAL` if these are fewer than before, or more than were
+    /// written.
     pub fn take(&self, taken: u64) -> Result<(), Errno> {
         if !self.exists() {
             return Err(Errno::NXIO);
@@ -147,7 +148,7 @@ pub fn callers(
 ///
 /// # Errors
 ///
-/// `INVAL` there is no such ring.
+/// `INVAL` if there can be no such ring.
 pub fn check_ring(request: &RingRequest) -> Result<(), Errno> {
     if request.is_valid() { Ok(()) } else { Err(Errno::INVAL) }
 }

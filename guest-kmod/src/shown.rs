@@ -110,7 +110,7 @@ pub(crate) struct Pages {
     sees_kernel: bool,
     /// Whether the page that is registered is perf's.
     is_perfs: bool,
-    /// The number of perf's events here that count whatever executes.
+    /// The number of perf's events here that count every subject.
     wide: u32,
     /// The subject for whom perf's page was registered last, and by what number.
     perf: Option<(Subject, u32)>,
@@ -223,12 +223,12 @@ impl Vcpu {
         number == 0 || !(fits || own == Some(number))
     }
 
-    /// Notes that one more of perf's events here counts whatever executes.
+    /// Notes that one more of perf's events here counts every subject.
     pub fn wide_event_comes(&mut self) {
         self.pages.wide = self.pages.wide.saturating_add(1);
     }
 
-    /// Notes that an event of perf's is removed, which did or did not count whatever executes.
+    /// Notes that an event of perf's is removed, and whether it counted every subject.
     /// Returns whether the page has to be unregistered, because it is not shown for the subject
     /// that is here now.
     pub fn event_goes(&mut self, current: &Subject, wide: bool) -> bool {

@@ -31,8 +31,8 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// `INVAL` the event does not count in both modes; `OPNOTSUPP` the counters are too narrow;
-    /// those of [`ConfigError`](shared_abi::ConfigError).
+    /// `INVAL` if the event does not count in both modes; `OPNOTSUPP` if the counters are too
+    /// narrow; those of [`ConfigError`](shared_abi::ConfigError).
     pub fn accepts_accounting(&self, accounting: &HvAccounting) -> Result<(), Errno> {
         let HvAccounting { evntsel, reserved } = *accounting;
         if reserved != 0 || evntsel & EVNTSEL_RINGS != EVNTSEL_RINGS {
@@ -51,7 +51,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// `BUSY` another session has not ended.
+    /// `BUSY` if another session has not ended.
     pub fn begin_accounts(&self, now: u64, accounting: &HvAccounting) -> Result<(), Errno> {
         if self.session.lease.lasts(now) {
             return Err(Errno::BUSY);
@@ -73,7 +73,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// `NXIO` there is no session, or nobody has asked for too long.
+    /// `NXIO` if there is no session, or if its lease has ended.
     pub fn wants_accounts(&self, now: u64, answer: &mut HvAccounts) -> Result<bool, Errno> {
         if !self.session.lease.lasts(now) {
             return Err(Errno::NXIO);

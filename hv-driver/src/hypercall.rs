@@ -134,14 +134,14 @@ pub trait Caller {
     ///
     /// # Errors
     ///
-    /// `BUSY` they need the counters themselves, `NODEV` a physical CPU cannot count.
+    /// `BUSY` if they need the counters themselves; `NODEV` if a physical CPU cannot count.
     fn take_counters(&mut self) -> Result<(), Errno>;
     /// Pins the page with this frame number, and calls [`Vcpu::register`], or [`Vcpu::go_on`].
     ///
     /// # Errors
     ///
-    /// `INVAL` the frame is not a writable page of the guest, `NOMEM`, those of
-    /// [`Left::of`](crate::Left::of), and if the caller goes on, those of
+    /// `INVAL` if the frame is not a writable page of the guest; `NOMEM`; those of
+    /// [`Left::of`](crate::Left::of); if the caller goes on, those of
     /// [`take_counters`](Self::take_counters).
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
     /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page.  Nobody else
@@ -151,7 +151,7 @@ pub trait Caller {
     ///
     /// # Errors
     ///
-    /// `SRCH` no such domain.
+    /// `SRCH` if there is no such domain.
     fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno>;
     /// Adds up what the driver has done on all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
@@ -160,39 +160,39 @@ pub trait Caller {
     ///
     /// # Errors
     ///
-    /// `BUSY` somebody samples, `NOMEM`.
+    /// `BUSY` if somebody samples; `NOMEM`.
     fn start_profile(&mut self, profile: &HvProfile) -> Result<(), Errno>;
     /// Takes samples of the physical CPU that the argument names.
     ///
     /// # Errors
     ///
-    /// `NXIO` nobody samples, `NOENT` that CPU is not sampled.  Nothing is written then.
+    /// `NXIO` if nobody samples; `NOENT` if that CPU is not sampled.  Nothing is written then.
     fn take_samples(&mut self, samples: &mut HvSamples) -> Result<(), Errno>;
     /// Ends sampling.
     ///
     /// # Errors
     ///
-    /// `NXIO` nobody samples.
+    /// `NXIO` if nobody samples.
     fn stop_profile(&mut self) -> Result<(), Errno>;
     /// Calls [`Driver::begin_accounts`], and has each physical CPU begin.  The event is one that
     /// the host may count.
     ///
     /// # Errors
     ///
-    /// `BUSY` somebody has events accounted.
+    /// `BUSY` if somebody has events accounted.
     fn start_accounts(&mut self, accounting: &HvAccounting) -> Result<(), Errno>;
     /// Calls [`Driver::wants_accounts`], has each physical CPU bring its current vCPU's account up
     /// to date if that says so, and calls [`Driver::add_account`] for each vCPU of the host.
     ///
     /// # Errors
     ///
-    /// `NXIO` nobody has events accounted.  Nothing is written then.
+    /// `NXIO` if nobody has events accounted.  Nothing is written then.
     fn read_accounts(&mut self, accounts: &mut HvAccounts) -> Result<(), Errno>;
     /// Ends the accounting.
     ///
     /// # Errors
     ///
-    /// `NXIO` nobody has events accounted.
+    /// `NXIO` if nobody has events accounted.
     fn stop_accounts(&mut self) -> Result<(), Errno>;
 }
 

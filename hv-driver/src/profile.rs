@@ -115,7 +115,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// `INVAL` the period is too short or too long, or no physical CPU is named; those of
+    /// `INVAL` if the period is too short or too long, or if no physical CPU is named; those of
     /// [`ConfigError`](shared_abi::ConfigError).
     pub fn accepts_profile(&self, profile: &HvProfile) -> Result<(), Errno> {
         let HvProfile { evntsel, period, cpus, flags } = *profile;
@@ -132,7 +132,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// `BUSY` another session has not ended.
+    /// `BUSY` if another session has not ended.
     pub fn begin_profile(&self, now: u64) -> Result<(), Errno> {
         if self.lease.lasts(now) {
             return Err(Errno::BUSY);
@@ -151,7 +151,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// `NXIO` nobody samples, or nobody has asked for too long; `NOENT` there is no ring.
+    /// `NXIO` if nobody samples, or if the lease has ended; `NOENT` if there is no ring.
     pub fn take_samples(
         &self,
         ring: Option<&SampleRing>,

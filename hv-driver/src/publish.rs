@@ -193,7 +193,7 @@ impl Left {
     ///
     /// # Errors
     ///
-    /// `INVAL` it is not such a page, or its vCPU executes; otherwise the error of its
+    /// `INVAL` if it is not such a page, or if its vCPU executes; otherwise the error of its
     /// configuration.
     // It is not inlined, because some hypervisors' stacks are small.
     #[inline(never)]

@@ -113,8 +113,8 @@ pub fn read_thread<'a>(
     attempt::<true>(thread, vcpus, hw, counts)
 }
 
-/// Makes one attempt of [`read_thread`].  Gives the TSC, or `None` if the attempt was disturbed or
-/// the pages do not let the thread read directly.
+/// Makes one attempt of [`read_thread`].  Returns the TSC, or `None` if the attempt was disturbed
+/// or the pages do not let the thread read directly.
 ///
 /// It is shorter than [`read_thread`], because it keeps nothing for another attempt.
 #[inline(always)]
@@ -185,7 +185,7 @@ const fn no_attempt_left(change: u64) -> ReadError {
     if Stamp::was_not_read(change) { ReadError::Faulted } else { ReadError::Disturbed }
 }
 
-/// Makes one attempt for a running thread.  Gives its TSC and two words, which are both 0 if
+/// Makes one attempt for a running thread.  Returns its TSC and two words, which are both 0 if
 /// nothing has disturbed the attempt; `None` if the pages do not let the thread read directly.
 #[inline(always)]
 fn once<'a, const TSC: bool>(

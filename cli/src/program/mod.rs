@@ -34,7 +34,7 @@ pub enum Target<'a> {
     Process(pid_t, &'a [OsString]),
     /// The same with one thread, and the threads and processes that it starts.
     Thread(pid_t, &'a [OsString]),
-    /// The same with whatever executes on any CPU.
+    /// The same with everything that executes on any CPU.
     Cpus(&'a [OsString]),
     /// The same with the group of processes of this directory in cgroup v2.
     Cgroup(&'a Path, &'a [OsString]),

@@ -81,7 +81,7 @@ pub struct Options {
     /// Samples a thread that runs already, and what it starts, as long as `--pid` would.
     #[arg(short, long, conflicts_with = "pid", value_parser = clap::value_parser!(i32).range(1..))]
     tid: Option<i32>,
-    /// Samples whatever executes on all CPUs: until CMD ends, if there is one, or until an
+    /// Samples everything that executes on all CPUs: until CMD ends, if there is one, or until an
     /// interrupt.
     #[arg(short, long, conflicts_with_all = ["pid", "tid", "cgroup"])]
     all_cpus: bool,

@@ -93,7 +93,7 @@ pub struct Options {
         value_parser = clap::value_parser!(i32).range(1..)
     )]
     tid: Option<i32>,
-    /// Counts whatever executes on all CPUs: until CMD ends, if there is one, or until an
+    /// Counts everything that executes on all CPUs: until CMD ends, if there is one, or until an
     /// interrupt.
     #[arg(
         short,

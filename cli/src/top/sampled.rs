@@ -67,7 +67,7 @@ pub fn of_host(options: &Options) -> Result<View<Collector>> {
     View::new(collector, &options.sort)
 }
 
-/// Samples processes, or whatever executes on all CPUs.
+/// Samples processes, or everything that executes on all CPUs.
 pub fn of_programs(options: &Options) -> Result<View<Recording>> {
     let event = every(only(&options.event.events(options.unverified))?, options.count);
     check_event(&event, false)?;

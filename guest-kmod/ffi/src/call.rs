@@ -31,12 +31,12 @@ pub enum Call<'a> {
     Restore,
     /// It tries again to register its page, if that was refused.
     TryAgain,
-    /// It starts to count whatever executes there, with these counters.  Only one vCPU is called,
+    /// It starts CPU-wide counting with these counters.  Only one vCPU is called,
     /// since there is room for one answer.
     StartCpuWide(&'a ThreadObject, &'a Cell<Result<(), Errno>>),
-    /// It stops counting whatever executes there.
+    /// It stops CPU-wide counting.
     StopCpuWide,
-    /// It reads these counters, which count whatever executes there.  Only one vCPU is called,
+    /// It reads these counters, which count CPU-wide there.  Only one vCPU is called,
     /// since there is room for one answer.
     Read(&'a ThreadObject, &'a Cell<Result<Sums, Errno>>),
 }

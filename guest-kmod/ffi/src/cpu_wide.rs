@@ -252,7 +252,7 @@ impl OnVcpu<'_> {
         Ok(())
     }
 
-    /// Stops counting whatever executes here, if it does; see
+    /// Stops CPU-wide counting on this CPU, if it has begun; see
     /// [`ThisVcpu::stop_cpu_wide`](guest_kmod::ThisVcpu::stop_cpu_wide).
     pub(crate) fn stop_cpu_wide(&mut self) {
         let counters = self.object().cpu_wide.running.replace(null());

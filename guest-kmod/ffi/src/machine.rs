@@ -48,7 +48,7 @@ static ANSWER: Answer = Answer(UnsafeCell::new(None));
 ///
 /// # Errors
 ///
-/// `NODEV` it has not answered, so the module is not loaded.
+/// `NODEV` if it has not answered, so that the module is not loaded.
 pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
     // SAFETY: the answer is written once, before anything else of the module is executed.
     unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)

@@ -16,8 +16,8 @@ use crate::hypercall;
 ///
 /// # Errors
 ///
-/// `NOSYS` no driver, `NODEV` driver off, `PROTO` another ABI major or a malformed answer, `PERM`
-/// the host has not enabled this domain.
+/// `NOSYS` if there is no driver; `NODEV` if it is off; `PROTO` if its ABI has another major, or if
+/// its answer is malformed; `PERM` if the host does not allow this domain to count.
 pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
     let mut answer = HvQuery {
         abi_major: u32::from(ABI_MAJOR),
@@ -72,7 +72,7 @@ fn meaning_of_refusal(errno: Errno) -> &'static CStr {
 ///
 /// # Errors
 ///
-/// As [`handshake`]; `STALE` the counters are not those of `before`.
+/// Those of [`handshake`]; `STALE` if the counters are not those of `before`.
 pub fn handshake_again(kernel: &impl Hypervisor, before: &HvQuery) -> Result<(), Errno> {
     let now = handshake(kernel)?;
     if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::STALE) }

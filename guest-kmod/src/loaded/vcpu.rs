@@ -24,7 +24,7 @@ pub struct Vcpu {
     /// Whether the hypervisor publishes here.
     registered: bool,
     /// The reason for which no thread may count here: there is no page, which is `NXIO` while the
-    /// vCPU is offline, or the CPU counts whatever executes there (`BUSY`).
+    /// vCPU is offline, or CPU-wide counting has the CPU (`BUSY`).
     gate: Result<(), Errno>,
     /// The configuration that the hypervisor was last reported to program.
     loaded: Config,
@@ -33,7 +33,7 @@ pub struct Vcpu {
     /// The reason for which no page may be registered here at all: the vCPU is offline, or the host
     /// has refused it.
     refusal: Option<Errno>,
-    /// Whether the CPU counts whatever executes there.
+    /// Whether CPU-wide counting has the CPU.
     cpu_wide: bool,
     /// The state of which page is registered.
     pub(crate) pages: Pages,
@@ -238,7 +238,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     ///
     /// # Errors
     ///
-    /// As of [`unregister`](Self::unregister).
+    /// Those of [`unregister`](Self::unregister).
     pub fn go_offline(&mut self) -> Result<(), Errno> {
         self.vcpu.refusal = Some(Errno::NXIO);
         self.unregister()
@@ -279,7 +279,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// Those of [`load`](Self::load).
     #[inline(always)]
     pub(crate) fn load_beside(&mut self, config: &Config) -> Result<(), Errno> {
         if self.counts(config)? {

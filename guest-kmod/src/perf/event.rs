@@ -179,7 +179,7 @@ impl EventConfig {
     ///
     /// # Errors
     ///
-    /// As `new`.
+    /// Those of `new`.
     pub fn generic(caps: &PmuCaps, id: u64) -> Result<Self, Errno> {
         Self::new(caps, TYPE_HARDWARE, id, EVNTSEL_USR, false)
     }

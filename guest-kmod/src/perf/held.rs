@@ -14,7 +14,7 @@ use crate::overflow::interrupt_distance;
 use crate::perf::event::EventConfig;
 use crate::perf::stall::Stall;
 
-/// As many events at once as there can be counters: perf takes turns if it has more.
+/// The most events at once, which is the number of counters: perf takes turns if it has more.
 pub(crate) const EVENTS_MAX: usize = MAX_COUNTERS;
 
 /// The counter of each event.

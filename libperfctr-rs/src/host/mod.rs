@@ -112,8 +112,8 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `ESRCH` there is no such machine, `EPERM` this is no control domain,
-    /// `EACCES` the caller is not root, and those of [`driver`](Self::driver).
+    /// [`Error::Kernel`]: `ESRCH` if there is no such machine, `EPERM` if this is no control
+    /// domain, `EACCES` if the caller is not root; and those of [`driver`](Self::driver).
     pub fn allow(&self, id: u32, allowed: bool) -> Result<(), Error> {
         match &self.0 {
             Hypervisor::Xen(xen) => xen.allow(id, allowed),

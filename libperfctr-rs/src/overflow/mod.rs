@@ -104,8 +104,8 @@ impl<'session> Resumer<'session> {
     ///
     /// # Errors
     ///
-    /// The kernel's error: `EPERM` the counters are not paused, `ESRCH` they belong to another
-    /// thread.
+    /// The kernel's error: `EPERM` if the counters are not paused, `ESRCH` if they belong to
+    /// another thread.
     pub fn resume(self) -> io::Result<()> {
         resume(self.0.as_raw_fd())
     }
@@ -127,8 +127,8 @@ pub(crate) fn go_on_by(device: Option<RawFd>) {
 ///
 /// # Errors
 ///
-/// The kernel's error: `EPERM` the counters are not paused, `EBADF` the thread has no session that
-/// samples.
+/// The kernel's error: `EPERM` if the counters are not paused, `EBADF` if the thread has no session
+/// that samples.
 pub fn go_on() -> io::Result<()> {
     resume(DEVICE.get())
 }

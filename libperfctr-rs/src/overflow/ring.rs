@@ -78,8 +78,8 @@ impl Ring {
     ///
     /// # Errors
     ///
-    /// `EEXIST` the thread has a ring; or the kernel's error: there is no such signal, or it cannot
-    /// be handled.
+    /// `EEXIST` if the thread has a ring; the kernel's error if there is no such signal, or if it
+    /// cannot be handled.
     pub fn new(signal: libc::c_int, capacity: usize) -> io::Result<Self> {
         if !RING.get().is_null() {
             return Err(io::Error::from_raw_os_error(libc::EEXIST));

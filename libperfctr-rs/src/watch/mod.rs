@@ -101,7 +101,7 @@ impl Watch {
         Self::new(Whose::Process(pid))
     }
 
-    /// Watches a CPU, whatever executes there.
+    /// Watches everything that executes on a CPU.
     pub const fn cpu(cpu: u32) -> Self {
         Self::new(Whose::Cpu(cpu))
     }

@@ -80,7 +80,7 @@ impl Machine {
         match result {
             Ok(_) if self.vcpus[vcpu].cpu_wide.counts.get() => {
                 self.fail(format!(
-                    "thread {thread} counts on vCPU {vcpu}, which counts whatever executes there"
+                    "thread {thread} counts on vCPU {vcpu}, which counts as a whole"
                 ));
             }
             Ok(snapshot) => {

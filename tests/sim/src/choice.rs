@@ -30,7 +30,7 @@ pub enum Action {
     Virq,
     /// The guest kernel stops its counters if nobody counts.
     StopIdle,
-    /// The guest kernel is interrupted to start or stop counting whatever executes there.
+    /// The guest kernel is interrupted to start or stop CPU-wide counting there.
     CpuWide,
     /// The guest kernel takes the vCPU offline.
     Offline,

@@ -28,13 +28,13 @@ use crate::truth::{Looks, Moment, Truth};
 /// The reasons for which a vCPU is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// To start to count whatever executes there.
+    /// To start CPU-wide counting there.
     Start,
     /// To stop.
     Stop,
 }
 
-/// The counters of whatever executes on a vCPU.
+/// The counters of CPU-wide counting on a vCPU.
 pub struct CpuWide {
     pub page: ThreadPage,
     pmu: RefCell<Option<ThreadPmu>>,
@@ -92,7 +92,7 @@ impl Books {
     }
 }
 
-/// Returns the ledgers of a vCPU, whatever executes there.
+/// Returns the ledgers of everything that executes on a vCPU.
 fn of_vcpu(moment: &Moment) -> Moment {
     Moment { thread_user: moment.vcpu_user, ..*moment }
 }

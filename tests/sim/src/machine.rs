@@ -194,7 +194,7 @@ pub struct Vcpu {
     pub put_off: Cell<Option<Events>>,
     /// The events of user mode that it had counted when its counters were last loaded.
     pub armed: Cell<Events>,
-    /// The counters of whatever executes there.
+    /// The counters of CPU-wide counting there.
     pub cpu_wide: CpuWide,
 }
 

@@ -36,7 +36,7 @@ const CONTEXT_MAX: usize = 6;
 enum Whose {
     /// That of the thread in whose context it is.
     Task,
-    /// That of whatever executes on the vCPU in whose context it is.
+    /// That of everything that executes on the vCPU in whose context it is.
     Vcpu,
 }
 

@@ -50,7 +50,7 @@ impl Machine {
         }
         match self.on(index, |cpu| cpu.make_room()) {
             Ok(()) => vcpu.shows.set(user),
-            // The vCPU is offline, or counts whatever executes there.
+            // The vCPU is offline, or CPU-wide counting has it.
             Err(Errno::NXIO | Errno::BUSY) => return,
             Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
         }
@@ -153,7 +153,7 @@ impl Machine {
     }
 
     /// Checks that no user's page is registered while another user's thread executes, unless it
-    /// counts whatever executes.
+    /// counts as a whole.
     pub fn check_isolation(&self, index: usize, thread: usize) {
         let vcpu = &self.vcpus[index];
         let own = &self.threads[thread];

@@ -27,7 +27,7 @@ pub trait Host: Sync {
     ///
     /// # Errors
     ///
-    /// `EINVAL` there is no such vCPU, or none of the CPUs is online.
+    /// `EINVAL` if there is no such vCPU, or if none of the CPUs is online.
     fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal>;
 
     /// Has vCPUs that wait for a physical CPU get it as soon as possible, or takes that back.

@@ -245,7 +245,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits).
+    /// Those of [`limits`](Self::limits).
     pub fn locked_kib(&self) -> Result<u64, Refusal> {
         match self.ask(Request::Locked)?[..] {
             [kib] => Ok(kib),
@@ -258,7 +258,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits).
+    /// Those of [`limits`](Self::limits).
     pub fn switches_of_a_stopped_guest(&self) -> Result<u64, Refusal> {
         match self.ask(Request::Stopped)?[..] {
             [switches] => Ok(switches),
@@ -272,7 +272,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits).
+    /// Those of [`limits`](Self::limits).
     pub fn allow_after_reuse(&self) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::Reused)
     }
@@ -282,7 +282,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits).
+    /// Those of [`limits`](Self::limits).
     pub fn domains(&self) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::Domains)
     }
@@ -291,7 +291,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits).
+    /// Those of [`limits`](Self::limits).
     pub fn allow_by_name(&self, allowed: bool) -> Result<(), Refusal> {
         self.ask(Request::AllowByName(allowed)).map(drop)
     }
@@ -300,7 +300,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits), also if the command does not name the process.
+    /// Those of [`limits`](Self::limits), also if the command does not name the process.
     pub fn allow_nobody(&self) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::AllowNobody)
     }
@@ -309,7 +309,7 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits), also if perf does not count all the time.
+    /// Those of [`limits`](Self::limits), also if perf does not count all the time.
     pub fn count_host(&self) -> Result<HostPerf, Refusal> {
         match self.ask(Request::CountHost)?[..] {
             [errno, error, watchdog] => Ok(HostPerf { errno, error, watchdog: watchdog != 0 }),

@@ -93,7 +93,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As [`count`](Self::count).
+    /// Those of [`count`](Self::count).
     pub fn read<const N: usize>(&self) -> std::io::Result<[u64; N]> {
         let mut words = [0_u64; N];
         (&self.0).read_exact(words.as_mut_bytes())?;

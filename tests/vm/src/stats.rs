@@ -60,7 +60,7 @@ impl ModuleStats {
 ///
 /// # Errors
 ///
-/// As [`ModuleStats::read`].
+/// Those of [`ModuleStats::read`].
 pub fn threads() -> Result<u64> {
     ModuleStats::read()?.get("threads")
 }

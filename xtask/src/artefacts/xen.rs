@@ -30,7 +30,7 @@ const GLUE: Glue = Glue { host: "xen", dir: "xen/arch/x86/perfctr" };
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Flavour {
-    /// As Debian ships it.
+    /// Xen as Debian ships it.
     Stock,
     /// With the driver.
     Perfctr,

@@ -27,7 +27,7 @@ pub enum Tier {
 /// How many rounds of the same test are run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Volume {
-    /// As many as fit into the time that the whole run may take.
+    /// The number that fits into the time that the whole run may take.
     #[default]
     Usual,
     /// More rounds, with `--tier long`.

@@ -51,11 +51,11 @@ enum Kind {
     Kvm,
     /// The same on an Intel CPU, in Bochs; half an hour.
     VmxKvm,
-    /// As pv, in Bochs.
+    /// The same as pv, in Bochs.
     VmxPv,
-    /// As pvh, on an Intel CPU, in Bochs.
+    /// The same as pvh, on an Intel CPU, in Bochs.
     VmxPvh,
-    /// As hvm, on an Intel CPU, in Bochs.
+    /// The same as hvm, on an Intel CPU, in Bochs.
     VmxHvm,
 }
 

@@ -34,7 +34,7 @@ const PERIOD: u64 = 101;
 const USER: u32 = PERF_SAMPLE_BRANCH_USER;
 const BOTH: u32 = USER | PERF_SAMPLE_BRANCH_KERNEL;
 const ANY: u32 = PERF_SAMPLE_BRANCH_ANY;
-/// As many as the processor records.
+/// The number of branches that the processor records.
 const FULL: usize = 16;
 /// The first address of Linux' half.
 const KERNEL: u64 = 1 << 63;

@@ -37,9 +37,9 @@ enum Role {
     Fuzz(Options),
     /// Fuzzes as the first program of that other domain.
     Inside {
-        /// As [`Options::calls`].
+        /// See [`Options::calls`].
         calls: u64,
-        /// As [`Options::seed`].
+        /// See [`Options::seed`].
         seed: u64,
     },
     /// Does nothing, as the program that a hostile user executes.
