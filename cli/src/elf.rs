@@ -110,8 +110,8 @@ mod tests {
         let bytes =
             file(&[data, (true, 0x4_7650, 0x24_8650, 0x1234), (true, 0x9000, 0x30_0000, 5)]);
         let code = Facts::of(&object::File::parse(&bytes[..]).unwrap()).code;
-        let whole = |offset, size, address| Segment { offset, size, address };
-        let expected = [whole(0x4_7000, 0x1884, 0x24_8000), whole(0x9000, 5, 0x30_0000)];
+        let segment = |offset, size, address| Segment { offset, size, address };
+        let expected = [segment(0x4_7000, 0x1884, 0x24_8000), segment(0x9000, 5, 0x30_0000)];
         assert_eq!(code, expected, "{code:#x?}");
         for (offset, expected) in [
             (0x4_6fff, None),

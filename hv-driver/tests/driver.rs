@@ -819,7 +819,7 @@ mod overflows {
     fn the_page_says_an_overflow_before_the_guest_is_told_of_it() {
         let mut m = loaded(&[sampling(0, USER, 1_000), sampling(1, KERNEL, 400)]);
         let mut modes = Vec::new();
-        for (events, mode, told, overflows) in [
+        for (events, mode, notified, overflows) in [
             (999, Kernel, false, 0),
             (399, User, false, 0),
             (1, Kernel, true, 1),
@@ -828,8 +828,8 @@ mod overflows {
         ] {
             m.pmu.retire(events);
             modes.push(mode);
-            let (tells, says) = (m.toggle(mode), m.page.overflows.load(Relaxed));
-            assert_eq!((tells, says), (told, overflows), "after {modes:?}");
+            let (notifies, published) = (m.toggle(mode), m.page.overflows.load(Relaxed));
+            assert_eq!((notifies, published), (notified, overflows), "after {modes:?}");
         }
         assert!(!m.interrupt(), "both were told");
         assert_eq!(m.page.overflows.load(Relaxed), 2);

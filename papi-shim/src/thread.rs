@@ -390,14 +390,14 @@ mod tests {
         assert!(inherited.own_pages().is_some());
     }
 
-    /// Returns what this says in a child that is forked for it.
-    fn in_forked_child(says: impl Fn() -> bool) -> bool {
+    /// Returns what `check` returns in a child that is forked for it.
+    fn in_forked_child(check: impl Fn() -> bool) -> bool {
         let mut status = 0;
         // SAFETY: the child makes system calls only, and ends without returning.
         unsafe {
             let child = libc::fork();
             if child == 0 {
-                libc::_exit(says().into());
+                libc::_exit(check().into());
             }
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
         }

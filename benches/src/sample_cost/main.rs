@@ -118,13 +118,13 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     let mut fewest = u64::MAX;
     let cost = median(|| {
         let (without, none) = execute(NEVER)?;
-        let (with, told) = execute(PERIOD)?;
+        let (with, samples) = execute(PERIOD)?;
         ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
         // The table says how many samples the others lose.
         let least = if has_module() { SAMPLES } else { 1 };
-        ensure!(told >= least, "{name}: {told} samples, {least} expected at least");
-        fewest = fewest.min(told);
-        Ok(difference(&with.per(told), &without.per(told)))
+        ensure!(samples >= least, "{name}: {samples} samples, {least} expected at least");
+        fewest = fewest.min(samples);
+        Ok(difference(&with.per(samples), &without.per(samples)))
     })?;
     let name = format!("a sample: {name}");
     print(&name, &format!("{fewest}/{SAMPLES}"), &cost);
@@ -151,9 +151,9 @@ fn sample_each_instruction(name: &str, stack: Stack) -> Result<()> {
     let due = region.instructions();
     let cost = median(|| {
         let (without, _) = execute(NEVER)?;
-        let (with, told) = execute(1)?;
+        let (with, samples) = execute(1)?;
         // What is executed before the region and behind it is sampled, too.
-        ensure!(told >= due, "{name}: {told} samples of {due} instructions");
+        ensure!(samples >= due, "{name}: {samples} samples of {due} instructions");
         Ok(difference(&with.per(due), &without.per(due)))
     })?;
     print(&format!("a sample: {name}"), &format!("{due}/{due}"), &cost);
@@ -363,9 +363,9 @@ fn difference(with: &PerTime, without: &PerTime) -> PerTime {
     std::array::from_fn(|number| with[number] - without[number])
 }
 
-/// Prints one line of the table. `told` says how many of the samples that were due have come.
-fn print(name: &str, told: &str, cost: &PerTime) {
-    print!("{name:<42}{told:>9}");
+/// Prints one line of the table. `samples` says how many of the samples that were due have come.
+fn print(name: &str, samples: &str, cost: &PerTime) {
+    print!("{name:<42}{samples:>9}");
     for number in cost {
         // A sum with 0.0 is never printed as -0.0.
         print!("{:>9.1}", (number * 10.0).round() / 10.0 + 0.0);

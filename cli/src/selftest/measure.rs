@@ -231,8 +231,8 @@ fn on_cpu(text: &str, cpu: usize, kinds: impl Fn(&str) -> bool) -> Option<u64> {
         // Lines of the whole machine have one number.
         let numbers = numbers.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         let numbers: Vec<u64> = numbers.take(cpus.len()).collect();
-        let whole = numbers.len() == cpus.len() && kinds(kind.trim());
-        whole.then(|| numbers[column])
+        let is_complete = numbers.len() == cpus.len() && kinds(kind.trim());
+        is_complete.then(|| numbers[column])
     };
     Some(lines.filter_map(number).sum())
 }

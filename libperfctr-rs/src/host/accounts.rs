@@ -211,9 +211,9 @@ mod tests {
 
     #[test]
     fn one_that_is_not_divided_has_its_sum_only() {
-        let whole = HvAccount { flags: ACCOUNT_UNDIVIDED, ..account(3, 2) };
+        let undivided = HvAccount { flags: ACCOUNT_UNDIVIDED, ..account(3, 2) };
         let expected = HostAccount { domain: 3, vcpu: 2, sum: 309, divided: None };
-        assert_eq!(HostAccount::new(&whole), expected);
+        assert_eq!(HostAccount::new(&undivided), expected);
         let divided = Some(Divided { executed: 302, hypervisor: 7 });
         assert_eq!(HostAccount::new(&account(3, 2)), HostAccount { divided, ..expected });
     }

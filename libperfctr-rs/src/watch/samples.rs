@@ -318,11 +318,11 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let whole = record(perf::PERF_RECORD_SAMPLE, &[1, 2, 3, 4, 5]);
-        assert!(read(&whole, false).is_some());
-        assert_eq!(read(&whole, true), None, "callers are missing");
-        for end in 1..whole.len() {
-            assert_eq!(read(&whole[..end], false), None, "{end} bytes");
+        let complete = record(perf::PERF_RECORD_SAMPLE, &[1, 2, 3, 4, 5]);
+        assert!(read(&complete, false).is_some());
+        assert_eq!(read(&complete, true), None, "callers are missing");
+        for end in 1..complete.len() {
+            assert_eq!(read(&complete[..end], false), None, "{end} bytes");
         }
         assert_eq!(read(&[9, 0, 0, 0, 0, 0, 0, 0], false), None, "a record without a size");
         assert_eq!(read(&record(perf::PERF_RECORD_SAMPLE, &[1]), false), None);

@@ -143,14 +143,14 @@ impl Machine {
         &self,
         thread: usize,
         what: &str,
-        told: Result<T, Errno>,
+        answer: Result<T, Errno>,
         truth: Result<T, Errno>,
     ) where
         T: PartialEq + std::fmt::Debug,
     {
         let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
-        if good && told != truth && !self.is_gone() {
-            self.fail(format!("thread {thread} {what}: {told:?}, not {truth:?}"));
+        if good && answer != truth && !self.is_gone() {
+            self.fail(format!("thread {thread} {what}: {answer:?}, not {truth:?}"));
         }
     }
 
@@ -424,8 +424,8 @@ impl Machine {
             pairs.push((sums.tsc, truth.tsc(looks)));
         }
         pairs.extend((0..truth.used()).map(|n| (sums.counter[n], truth.counter(n, looks))));
-        if let Some((told, truth)) = pairs.iter().find(|(told, truth)| told != truth) {
-            self.fail(format!("vCPU {index} CPU-wide: {who} gives {told}, not {truth}"));
+        if let Some((answer, truth)) = pairs.iter().find(|(answer, truth)| answer != truth) {
+            self.fail(format!("vCPU {index} CPU-wide: {who} gives {answer}, not {truth}"));
         }
     }
 

@@ -337,7 +337,7 @@ impl Machine {
         self.check_signal(thread, signal);
         let own = &self.threads[thread];
         if let Some(Signal { number: 0, counters }) = signal {
-            own.ring.told.set(own.ring.told.get() | counters);
+            own.ring.reported.set(own.ring.reported.get() | counters);
             own.truth.borrow_mut().record();
         } else if signal.is_some() {
             own.signal.set(signal);

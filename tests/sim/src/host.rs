@@ -164,9 +164,9 @@ impl Machine {
         let now = (value, cpu.ring_0_events.get()[0]);
         // Until the driver has taken the PMU over, the counter holds anything.
         if let Some(before) = cpu.cost_seen.replace(cpu.taken.get().then_some(now)) {
-            let (told, truth) = (now.0.wrapping_sub(before.0), now.1.wrapping_sub(before.1));
-            if (told ^ truth) & self.shape.model.mask(counter) != 0 {
-                self.fail(format!("{truth} instructions in ring 0 cost {told}"));
+            let (measured, truth) = (now.0.wrapping_sub(before.0), now.1.wrapping_sub(before.1));
+            if (measured ^ truth) & self.shape.model.mask(counter) != 0 {
+                self.fail(format!("{truth} instructions in ring 0 cost {measured}"));
             }
         }
     }

@@ -66,7 +66,7 @@ struct Stalls {
     /// The events that were executed meanwhile.
     missed: u64,
     /// For how long perf was told that the event did not count.
-    told: u64,
+    reported: u64,
     /// The number of steps for which the vCPU has not counted.
     still: u64,
     /// Whether it did not count when this was noted.
@@ -102,7 +102,7 @@ struct Event {
     /// The count that the core has returned.
     count: u64,
     /// The number of periods of which perf was told.
-    told: u64,
+    reported: u64,
 }
 
 impl Event {
@@ -111,7 +111,7 @@ impl Event {
         let left = self.period as i64;
         let (start, truth, seen) = Default::default();
         let stalled = 0;
-        Self { on: None, start, truth, seen, stalled, count: 0, told: 0, left, ..self.clone() }
+        Self { on: None, start, truth, seen, stalled, count: 0, reported: 0, left, ..self.clone() }
     }
 }
 
@@ -395,7 +395,7 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         Stalls {
             missed: self.books_of(index, event).missed,
-            told: event.stalled,
+            reported: event.stalled,
             still: vcpu.still_for(self.steps.get()),
             was_still: vcpu.counts.get() != Counts::All,
         }
@@ -406,11 +406,11 @@ impl Machine {
     fn check_stalls(&self, index: usize, event: &mut Event) {
         let now = self.stalls_of(index, event);
         let before = std::mem::replace(&mut event.seen, now);
-        let (missed, told) = (now.missed - before.missed, now.told - before.told);
-        if missed > 0 && told == 0 {
+        let (missed, reported) = (now.missed - before.missed, now.reported - before.reported);
+        if missed > 0 && reported == 0 {
             self.fails_perf(format!("vCPU {index}: perf is not told of a stall of {missed}"));
         }
-        if told > 0 && now.still == before.still && !before.was_still {
+        if reported > 0 && now.still == before.still && !before.was_still {
             self.fails_perf(format!("vCPU {index}: perf is told of a stall: nothing has stalled"));
         }
     }
@@ -461,16 +461,16 @@ impl Machine {
         let Ledger { counted, unclear, .. } = self.books_of(index, event);
         let periods = |count: u64| count.checked_div(event.period).unwrap_or(0);
         let passed = periods(counted);
-        if event.told < passed || event.told > periods(counted.wrapping_add(unclear)) {
-            let told = event.told;
-            self.fails_perf(format!("vCPU {index}: perf has {told} samples of {passed}"));
+        if event.reported < passed || event.reported > periods(counted.wrapping_add(unclear)) {
+            let reported = event.reported;
+            self.fails_perf(format!("vCPU {index}: perf has {reported} samples of {passed}"));
         }
     }
 
     /// Tells perf that an event has overflowed.
     fn tell_event(&self, index: usize, event: &mut Event) {
         let Some(number) = event.on else { return };
-        event.told += self.on(index, |cpu| cpu.next_period_of_event(number));
+        event.reported += self.on(index, |cpu| cpu.next_period_of_event(number));
         self.read_event(index, event);
     }
 
@@ -701,7 +701,7 @@ impl Machine {
             for event in context.borrow().events.iter().filter(|event| event.on.is_some()) {
                 let due = self.truth_of(index, event) / event.period.max(1);
                 let counted = counted[event.kind] != armed[event.kind];
-                if event.period >= PERIOD_TOLD && due > event.told && counted {
+                if event.period >= PERIOD_TOLD && due > event.reported && counted {
                     self.fails_perf(format!("vCPU {index}: an overflow of an event is lost"));
                 }
             }
@@ -759,7 +759,7 @@ impl Machine {
             stalled: 0,
             seen: Stalls::default(),
             count: 0,
-            told: 0,
+            reported: 0,
         };
         if !self.fits_its_group(index, own, &event) {
             return;

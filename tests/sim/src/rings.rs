@@ -46,7 +46,7 @@ pub struct ThreadRing {
     /// The ring's memory, by places for records.
     memory: RefCell<[Option<Record>; PAGE_BYTES / RECORD_BYTES as usize]>,
     /// The counters of which the thread has been told by records that are not written yet.
-    pub told: Cell<u32>,
+    pub reported: Cell<u32>,
     /// The number of overflows of which it was told this way.
     overflows: Cell<u64>,
     /// Every record that was written.
@@ -88,7 +88,7 @@ impl Machine {
     /// Has the kernel write the records of which the thread that executes here has been told.
     pub fn write_records(&self, thread: usize) {
         let own = &self.threads[thread];
-        for counter in bits_of(own.ring.told.take()) {
+        for counter in bits_of(own.ring.reported.take()) {
             let overflow = own.ring.overflows.get();
             own.ring.overflows.set(overflow + 1);
             let count = own.pmu.borrow().as_ref().map_or(0, |pmu| pmu.counted(counter as usize).0);

@@ -176,11 +176,11 @@ impl Constants {
     /// Returns what is counted after this many signals, some of which came on the way from the one
     /// before. The rest of that way was executed with the counters paused.
     fn after_signals(&self, signals: u64, on_the_way: &[u64; WAY_MAX]) -> [u64; 2] {
-        let whole = self.per_signal();
-        let mut all = whole.map(|each| each * signals);
+        let each_signal = self.per_signal();
+        let mut all = each_signal.map(|each| each * signals);
         for (done, times) in self.way.iter().zip(on_the_way) {
             for (kind, all) in all.iter_mut().enumerate() {
-                *all -= (whole[kind] - done[kind]) * times;
+                *all -= (each_signal[kind] - done[kind]) * times;
             }
         }
         all

@@ -344,12 +344,12 @@ mod tests {
     #[test]
     fn instructions_and_branches_are_those_of_the_machine_code() {
         let (short, long) = (Region { first: 1, second: 2 }, Region { first: 30, second: 7 });
-        let whole = |region| {
+        let executed = |region| {
             let trace = trace(region);
             trace.between(0, trace.len())
         };
         let truth = |of: fn(Region) -> u64| of(long) - of(short);
-        let more = whole(long).less(whole(short));
+        let more = executed(long).less(executed(short));
         assert_eq!(more.instructions, truth(Region::instructions));
         assert_eq!(more.branches, truth(Region::branches));
         assert_eq!(more.cycles(), 2 * more.instructions + 4 * more.branches);
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_loop_at_one_address_is_an_instruction_each_time_and_a_repeated_one_is_not() {
-        let whole = |turns: u64, bytes: u64| {
+        let executed = |turns: u64, bytes: u64| {
             let body = |()| {
                 let mut memory = [0_u8; 64];
                 // SAFETY: the bytes that are written are in `memory`.
@@ -372,9 +372,9 @@ mod tests {
             let trace = Trace::of(|| Ok(()), body, |_| ()).unwrap();
             trace.between(0, trace.len())
         };
-        let least = whole(1, 1);
-        assert_eq!(whole(21, 1).less(least), Executed { instructions: 20, branches: 20 });
-        assert_eq!(whole(1, 64), least);
+        let least = executed(1, 1);
+        assert_eq!(executed(21, 1).less(least), Executed { instructions: 20, branches: 20 });
+        assert_eq!(executed(1, 64), least);
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
         let action = SigAction::new(SigHandler::Handler(ignore), SaFlags::empty(), SigSet::empty());
         // SAFETY: the handler does nothing.
         unsafe { sigaction(Signal::SIGURG, &action) }.unwrap();
-        let whole = |signal: Option<Signal>| {
+        let executed = |signal: Option<Signal>| {
             let body = |()| {
                 if let Some(signal) = signal {
                     raise(signal)?;
@@ -394,9 +394,9 @@ mod tests {
             Trace::of(|| Ok(()), body, |_| ()).unwrap().places(Kind::SystemCall).len()
         };
         // The end of the process is a system call.
-        assert_eq!(whole(None), 1);
+        assert_eq!(executed(None), 1);
         // The handler's return is a system call, too; a signal without a handler has none.
-        assert_eq!(whole(Some(Signal::SIGURG)), whole(Some(Signal::SIGWINCH)) + 1);
+        assert_eq!(executed(Some(Signal::SIGURG)), executed(Some(Signal::SIGWINCH)) + 1);
     }
 
     #[test]

@@ -252,15 +252,15 @@ mod tests {
     #[test]
     fn a_thread_whose_clock_stands_still_is_off() {
         // Two threads of one vCPU executed for 10 ms each, while the vCPU waited for 60 ms.
-        let right = Elapsed { min_tsc: 10_000_000, max_tsc: 10_000_000, clock_ns: 40_000_000 };
-        let frozen = Elapsed { min_tsc: 0, max_tsc: 0, ..right };
+        let exact = Elapsed { min_tsc: 10_000_000, max_tsc: 10_000_000, clock_ns: 40_000_000 };
+        let frozen = Elapsed { min_tsc: 0, max_tsc: 0, ..exact };
         let is_off = |both: Elapsed| {
             let mut check = TimeCheck::default();
             check.add(&both, 1_000_000, 50, 60_000_000);
             check.is_off
         };
-        assert!(!is_off(right.and(&right)));
-        assert!(is_off(right.and(&frozen)));
+        assert!(!is_off(exact.and(&exact)));
+        assert!(is_off(exact.and(&frozen)));
     }
 
     #[test]

@@ -492,8 +492,8 @@ enum Column {
 /// Returns what a program says in the text of its domain's console.
 fn said(console: &str) -> impl Iterator<Item = &str> {
     // A line without its end is still being written.
-    let whole = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-    whole.filter_map(|line| line.trim_end().strip_prefix(MARK))
+    let lines = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    lines.filter_map(|line| line.trim_end().strip_prefix(MARK))
 }
 
 /// Runs as the first program of a tenant: mounts the kernel's file systems, calls `act`, says why

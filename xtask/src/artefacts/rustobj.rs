@@ -112,9 +112,9 @@ fn object(
     let work = target_dir.join("object");
     cache::empty(&work)?;
     sh::output(cmd("ar", ["x"]).arg(&library).current_dir(&work))?;
-    let whole = crate_object(&work, &package.replace('-', "_"))?;
+    let complete = crate_object(&work, &package.replace('-', "_"))?;
     let reduced = work.join("perfctr_core.o");
-    reduce(&whole, &reduced)?;
+    reduce(&complete, &reduced)?;
     // Another run may still use the object, so it is replaced in one step.
     let object = target_dir.join("perfctr_core.o");
     fs::rename(&reduced, &object)?;
@@ -161,17 +161,17 @@ fn crate_object(dir: &Path, crate_name: &str) -> Result<PathBuf> {
 
 /// Keeps the entries and what they need. Sections that only a debugger or an unwinder uses are
 /// removed.
-fn reduce(whole: &Path, object: &Path) -> Result<()> {
-    let symbols = sh::output(cmd("nm", ["--defined-only", "-g", "-j"]).arg(whole))?;
+fn reduce(complete: &Path, object: &Path) -> Result<()> {
+    let symbols = sh::output(cmd("nm", ["--defined-only", "-g", "-j"]).arg(complete))?;
     let entries: Vec<&str> = symbols.lines().filter(|s| s.starts_with(ENTRY_PREFIX)).collect();
-    ensure!(!entries.is_empty(), "{} has no symbol {ENTRY_PREFIX}*", whole.display());
+    ensure!(!entries.is_empty(), "{} has no symbol {ENTRY_PREFIX}*", complete.display());
     let linked = object.with_extension("linked.o");
     let mut ld = Command::new("ld");
     ld.args(["-r", "--gc-sections", "-o"]).arg(&linked);
     for entry in &entries {
         ld.args(["-u", entry]);
     }
-    sh::output(ld.arg(whole)).context("linking the Rust object")?;
+    sh::output(ld.arg(complete)).context("linking the Rust object")?;
     let mut objcopy = cmd("objcopy", ["--strip-debug", "-w"]);
     objcopy.arg(format!("--keep-global-symbol={ENTRY_PREFIX}*"));
     for section in [".eh_frame", ".rela.eh_frame", ".comment", ".llvmbc", ".llvmcmd"] {

@@ -140,13 +140,13 @@ impl Part {
     /// Returns the part's new text: the other code, or a choice between both. What is marked is an
     /// expression, or statements if it ends like one, or nothing, in which case the other code is
     /// inserted there.
-    fn with(&self, right: &str) -> String {
+    fn with(&self, original: &str) -> String {
         let Self { switch, wrong, .. } = self;
         let Some(switch) = switch else { return wrong.clone() };
-        match right.trim_end().chars().next_back() {
+        match original.trim_end().chars().next_back() {
             None => format!(" if {switch} {{ {wrong} }} "),
-            Some(';' | '}') => format!("if {switch} {{ {wrong} }} else {{ {right} }}"),
-            Some(_) => format!("(if {switch} {{ {wrong} }} else {{ {right} }})"),
+            Some(';' | '}') => format!("if {switch} {{ {wrong} }} else {{ {original} }}"),
+            Some(_) => format!("(if {switch} {{ {wrong} }} else {{ {original} }})"),
         }
     }
 }

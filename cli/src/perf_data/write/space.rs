@@ -90,9 +90,9 @@ impl<'a> Space<'a> {
         let page = PAGE_BYTES as u64;
         let start = low - low % page;
         // What is no file is as far as it is used.
-        let whole =
+        let all =
             [Segment { offset: start, size: (high - start).saturating_add(1), address: start }];
-        let code = if module.code.is_empty() { &whole[..] } else { &module.code };
+        let code = if module.code.is_empty() { &all[..] } else { &module.code };
         let end = |segment: &Segment| {
             let end = segment.address.checked_add(segment.size)?.checked_next_multiple_of(page)?;
             (end <= ADDRESS_END && segment.offset < ADDRESS_END).then_some(end)

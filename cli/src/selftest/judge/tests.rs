@@ -187,10 +187,10 @@ fn samples_are_missing_doubled_and_elsewhere() {
         let judged = Judged::of(&Samples { taken, ..all.clone() }).unwrap();
         (judged.missing, judged.doubled, judged.number)
     };
-    let whole: Vec<usize> = (0..10).collect();
-    assert_eq!(of(&whole), (0, 0, 10));
-    assert_eq!(of(&whole[2..]), (2, 0, 8), "the first");
-    assert_eq!(of(&whole[..7]), (3, 0, 7), "the last");
+    let places: Vec<usize> = (0..10).collect();
+    assert_eq!(of(&places), (0, 0, 10));
+    assert_eq!(of(&places[2..]), (2, 0, 8), "the first");
+    assert_eq!(of(&places[..7]), (3, 0, 7), "the last");
     assert_eq!(of(&[0, 1, 2, 2, 2, 5, 6, 7, 8, 9]), (2, 2, 10));
     let mut elsewhere = all.clone();
     elsewhere.taken[4].place = None;

@@ -12,13 +12,13 @@ use crate::ioctl::{check_control, check_create};
 use crate::perf::EventConfig;
 
 /// Starts CPU-wide counting of `counters` on this vCPU.
-fn start_whole(machine: &Machine, whole: &TestThread<'_>, counters: &[CounterConfig]) {
+fn start_cpu_wide(machine: &Machine, cpu_wide: &TestThread<'_>, counters: &[CounterConfig]) {
     let caps = Machine::caps();
     let control = control(counters);
     machine
         .on(0, |cpu| {
-            let pmu = &mut whole.pmu.borrow_mut();
-            cpu.start_cpu_wide((pmu, &whole.page), None, &machine.counting, &caps, &control)
+            let pmu = &mut cpu_wide.pmu.borrow_mut();
+            cpu.start_cpu_wide((pmu, &cpu_wide.page), None, &machine.counting, &caps, &control)
         })
         .unwrap();
 }
@@ -26,17 +26,17 @@ fn start_whole(machine: &Machine, whole: &TestThread<'_>, counters: &[CounterCon
 #[test]
 fn who_slept_while_its_cpu_began_to_count_as_a_whole_is_told_so() {
     let machine = Machine::new();
-    let (whole, thread) = (machine.thread(), machine.thread());
+    let (cpu_wide, thread) = (machine.thread(), machine.thread());
     let same = [counter(0, INSTRUCTIONS)];
     thread.start(&same);
     thread.execute(5);
     thread.switch_out();
     // What the thread needs stays loaded.
-    start_whole(&machine, &whole, &same);
+    start_cpu_wide(&machine, &cpu_wide, &same);
     thread.switch_in(0);
     thread.execute(7);
     assert_eq!(thread.read(), Err(Errno::BUSY));
-    assert_eq!(whole.read().unwrap().counter[0], 7);
+    assert_eq!(cpu_wide.read().unwrap().counter[0], 7);
 }
 
 #[test]

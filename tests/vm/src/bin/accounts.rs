@@ -175,14 +175,14 @@ fn compare(
     let most = [0, 1].map(|n| to.after[n] - from.before[n]);
     let exactly = exactly.filter(|by| same_width(from, to, *by));
     let exact = exactly.map(|by| (by, to.before[by] - from.before[by]));
-    let says = format!(
+    let why = format!(
         "executed {} of {} to {} ({exact:?}), hypervisor {} of {} to {}",
         accounted[0], least[0], most[0], accounted[1], least[1], most[1]
     );
-    println!("{says}");
+    println!("{why}");
     let within = |n: usize| (least[n]..=most[n]).contains(&accounted[n]);
     let fits = within(0) && within(1) && exact.is_none_or(|(by, exact)| exact == accounted[by]);
-    if fits { Ok(()) } else { Err(says) }
+    if fits { Ok(()) } else { Err(why) }
 }
 
 fn main() -> Result<ExitCode> {
@@ -349,10 +349,10 @@ fn accounts_by_command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
     let names = [vcpus.iter().filter(is_idle).count(), vcpus.len()];
     tally.check("the command shows each virtual CPU", equal(names, [2, 2 + vcpus_of_this]));
     let least: u64 = fs::read_to_string(WORKED)?.parse()?;
-    let says = format!("{sum} instructions, {least} to {most} expected");
+    let why = format!("{sum} instructions, {least} to {most} expected");
     let fits = (least..=most).contains(&sum);
-    println!("{says}");
-    tally.check("the command shows what all CPUs execute", fits.then_some(()).ok_or(says));
+    println!("{why}");
+    tally.check("the command shows what all CPUs execute", fits.then_some(()).ok_or(why));
     let served = output_of(&["export", "--host", "--once"])?;
     let first = "perfctr_domain_events_total{domain=\"0\",name=\"";
     let by = ["by=\"domain\"", "by=\"hypervisor\""]
@@ -412,10 +412,10 @@ fn account_of_passive_tenant() -> Result<ExitCode> {
         let to = (kernel(), Look::narrow(&accounts, EXECUTED)?);
         let got = [&to.1, &from.0].map(|look| look.sum(|one| one.domain == domain));
         let (got, kernel) = (got[0][0] - got[1][0], to.0 - from.1);
-        let says = format!("{got} executed by the tenant, {kernel} in its kernel");
-        println!("{says}");
+        let why = format!("{got} executed by the tenant, {kernel} in its kernel");
+        println!("{why}");
         // It is in user mode as well, where only the control domain is, too.
-        share = if kernel > 0 && got > kernel { Ok(()) } else { Err(says) };
+        share = if kernel > 0 && got > kernel { Ok(()) } else { Err(why) };
         found = compare(&from.0, &to.1, Some(EXECUTED), here);
         if found.is_err() || share.is_err() || same_width(&from.0, &to.1, EXECUTED) {
             break;
@@ -429,8 +429,8 @@ fn account_of_passive_tenant() -> Result<ExitCode> {
     tally.check("a PVH tenant's kernel is in what the tenant has executed", share);
     tenant.destroy()?;
     let gone = accounts.read_all()?.iter().all(|one| one.domain != domain);
-    let says = if gone { Ok(()) } else { Err("it is there".to_owned()) };
-    tally.check("the account of a domain that has ended is gone", says);
+    let why = if gone { Ok(()) } else { Err("it is there".to_owned()) };
+    tally.check("the account of a domain that has ended is gone", why);
     accounts.stop()?;
     drop(session);
     Ok(tally.finish())

@@ -56,7 +56,7 @@ fn main() -> Result<ExitCode> {
     let mut tally = Tally::default();
     match &*arguments {
         [] => {
-            whole(&mut tally)?;
+            profile_of_host(&mut tally)?;
             Ok(tally.finish())
         }
         [flag, file] if flag == "--work" => work(file.as_ref()),
@@ -68,7 +68,7 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-fn whole(tally: &mut Tally) -> Result<()> {
+fn profile_of_host(tally: &mut Tally) -> Result<()> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
     for &cpu in &cpus {

@@ -137,9 +137,9 @@ fn until<T>(look: impl Fn() -> Option<T>) -> Option<T> {
 }
 
 /// Returns `Ok` if there was an error and its text has one of these.
-fn names(told: Option<&str>, what: &[&str]) -> Result<(), String> {
-    match told {
-        Some(told) if what.iter().any(|what| told.contains(what)) => Ok(()),
-        _ => Err(format!("{told:?} was told, {what:?} expected")),
+fn names(message: Option<&str>, what: &[&str]) -> Result<(), String> {
+    match message {
+        Some(message) if what.iter().any(|what| message.contains(what)) => Ok(()),
+        _ => Err(format!("{message:?} was the message, {what:?} expected")),
     }
 }

@@ -130,11 +130,10 @@ impl Found {
         let has_ring_0 = counted(evntsel, [1, 0, 0]);
         let least = counted(evntsel, self.certainly).saturating_sub(has_ring_0 * taken * UNCOUNTED);
         let [least, most] = [least, counted(evntsel, self.perhaps)].map(|events| events / period);
-        let says =
-            format!("{taken} samples, {} of them lost, {least} to {most} periods", self.lost);
-        println!("{says}");
+        let why = format!("{taken} samples, {} of them lost, {least} to {most} periods", self.lost);
+        println!("{why}");
         let fits = (least.saturating_sub(1)..=most + 1).contains(&taken);
-        if fits { Ok(()) } else { Err(says) }
+        if fits { Ok(()) } else { Err(why) }
     }
 }
 
@@ -283,9 +282,9 @@ fn follow_system_calls(samples: &[HvSample]) -> Result<Result<(), String>> {
     };
     let of_user = samples.iter().filter(|sample| sample.mode == SAMPLE_FOR_USER);
     let (all, by_calls) = (of_user.clone().count(), of_user.filter(follows).count());
-    let says = format!("{by_calls} of {all} samples are behind a system call");
-    println!("{says}");
-    Ok(if 2 * by_calls > all { Ok(()) } else { Err(says) })
+    let why = format!("{by_calls} of {all} samples are behind a system call");
+    println!("{why}");
+    Ok(if 2 * by_calls > all { Ok(()) } else { Err(why) })
 }
 
 /// Returns how many of these instructions the event counts.
@@ -354,8 +353,8 @@ fn full(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     let kept = found.samples.len() as u64;
     // It has room again when the first ones are taken.
     let is_full = found.lost > 0 && (RING..RING + 200).contains(&kept);
-    let says = format!("{kept} kept, {} lost", found.lost);
-    tally.check("a ring that is full keeps what it has", if is_full { Ok(()) } else { Err(says) });
+    let why = format!("{kept} kept, {} lost", found.lost);
+    tally.check("a ring that is full keeps what it has", if is_full { Ok(()) } else { Err(why) });
     Ok(())
 }
 
@@ -527,9 +526,9 @@ fn share(found: &Found) -> Result<(), String> {
     let [least, most] = [found.certainly, found.perhaps].map(|executed| executed[2] / PERIOD);
     let off = 3 * most.isqrt();
     let [least, most] = [least.saturating_sub(off), most + off + samples * FOLLOWING / PERIOD];
-    let says = format!("{samples} samples of the tenant's kernel, {least} to {most} expected");
-    println!("{says}");
-    if least > 0 && (least..=most).contains(&samples) { Ok(()) } else { Err(says) }
+    let why = format!("{samples} samples of the tenant's kernel, {least} to {most} expected");
+    println!("{why}");
+    if least > 0 && (least..=most).contains(&samples) { Ok(()) } else { Err(why) }
 }
 
 /// Checks that there is one session at a time, which ends by itself when nobody takes samples any

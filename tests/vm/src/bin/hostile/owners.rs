@@ -33,20 +33,20 @@ pub fn run(tally: &mut Tally) -> Result<()> {
 }
 
 fn bounded() -> Result<()> {
-    let (mut told, telling) = pipe()?;
-    let (asked, mut asking) = pipe()?;
-    let child = Child::fork(move || inside(telling, asked))?;
+    let (mut from_child, to_parent) = pipe()?;
+    let (from_parent, mut to_child) = pipe()?;
+    let child = Child::fork(move || inside(to_parent, from_parent))?;
     let mut outside = || {
-        told.read_exact(&mut [0])?;
+        from_child.read_exact(&mut [0])?;
         fs::write(format!("/proc/{}/uid_map", child.pid), MAP).context("uid_map")?;
-        asking.write_all(&[0])?;
-        told.read_exact(&mut [0])?;
+        to_child.write_all(&[0])?;
+        from_child.read_exact(&mut [0])?;
         as_user(NOBODY, || create(&open_device()?, Err(Refusal::ENOSPC)).context("who made it"))?;
         as_user(SOMEBODY, || create(&open_device()?, Ok(())).context("somebody else"))?;
-        Ok(asking.write_all(&[0])?)
+        Ok(to_child.write_all(&[0])?)
     };
     let outcome: Result<()> = outside();
-    drop(asking);
+    drop(to_child);
     child.join()?;
     outcome
 }

@@ -73,8 +73,8 @@ fn counts_on(device: &File) -> Result<()> {
     let counted = device::read(device)?.counter[0] - before;
     let executed = WORK.instructions();
     // What a handler executes before it lets the counters continue is not counted.
-    let whole = executed <= counted && counted < executed + executed / 10;
-    ensure!(whole, "{counted} instructions counted, {executed} executed");
+    let is_complete = executed <= counted && counted < executed + executed / 10;
+    ensure!(is_complete, "{counted} instructions counted, {executed} executed");
     Ok(())
 }
 

@@ -168,9 +168,9 @@ fn counters() -> Result<()> {
     let taken = all(&mut records)?;
     for (counter, (count, period)) in counts.into_iter().zip([OTHER, PERIOD]).enumerate() {
         let own = taken.iter().filter(|record| record.counter == counter);
-        let right = (1..=count / period).map(|n| n * period);
+        let expected = (1..=count / period).map(|n| n * period);
         let passed: Vec<u64> = own.map(|record| record.count).collect();
-        ensure!(passed.iter().copied().eq(right), "counter {counter}, {count}: {passed:?}");
+        ensure!(passed.iter().copied().eq(expected), "counter {counter}, {count}: {passed:?}");
     }
     Ok(())
 }

@@ -127,9 +127,9 @@ pub fn rows(said: &str, before: usize) -> Vec<Row> {
         let words: Vec<&str> = line.split(',').map(str::trim).collect();
         let [of @ .., count, unit, event] = words.get(..before + 3)? else { return None };
         // A count of time has a fraction.
-        let whole = count.split_once('.').map_or(*count, |(whole, _)| whole);
-        let count = whole.parse().ok();
-        (count.is_some() || whole.starts_with("<not "))
+        let integer = count.split_once('.').map_or(*count, |(integer, _)| integer);
+        let count = integer.parse().ok();
+        (count.is_some() || integer.starts_with("<not "))
             .then(|| Row {
                 of: of.join(","),
                 count,

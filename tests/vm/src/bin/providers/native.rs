@@ -102,8 +102,11 @@ fn competing_threads() -> Result<()> {
         for &(retries, beyond) in &seen.retried {
             let rest = [0, 1].map(|n| beyond[n].wrapping_sub(constant[n]));
             let each = rest.map(|rest| rest / u64::from(retries));
-            let whole = [0, 1].map(|n| each[n] * u64::from(retries)) == rest;
-            ensure!(whole && *retry.get_or_insert(each) == each, "{rest:?} for {retries} retries");
+            let divides = [0, 1].map(|n| each[n] * u64::from(retries)) == rest;
+            ensure!(
+                divides && *retry.get_or_insert(each) == each,
+                "{rest:?} for {retries} retries"
+            );
         }
     }
     ensure!(readings == threads * REGIONS, "{readings} readings");

@@ -111,11 +111,11 @@ fn inherited() -> Result<()> {
 }
 
 fn running_thread() -> Result<()> {
-    let (tell, told) = mpsc::channel::<()>();
+    let (order, orders) = mpsc::channel::<()>();
     let (answer, answered) = mpsc::channel();
     let runner = thread::spawn(move || -> Result<()> {
         answer.send(gettid().as_raw())?;
-        for () in told {
+        for () in orders {
             REGION.execute(&mut 0);
             answer.send(0)?;
         }
@@ -125,7 +125,7 @@ fn running_thread() -> Result<()> {
     let watched = named(Watch::thread(tid.cast_unsigned())).open()?;
     let execute = || -> Result<u64> {
         let before = counts(&watched.read()?);
-        tell.send(())?;
+        order.send(())?;
         answered.recv()?;
         Ok(counts(&watched.read()?)[0] - before[0])
     };
@@ -135,7 +135,7 @@ fn running_thread() -> Result<()> {
     let paused = execute()?;
     watched.go_on()?;
     let second = execute()?;
-    drop(tell);
+    drop(order);
     runner.join().expect("it does not panic")?;
     ensure!(all.contains(&first) && all.contains(&second), "{first}, {second}; {all:?} expected");
     ensure!(paused == 0, "{paused} counted in the pause");

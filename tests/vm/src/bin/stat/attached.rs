@@ -206,19 +206,21 @@ fn watch(options: &[&str]) -> Result<Child> {
 fn sum_up(tally: &mut Tally, perfctr: &mut Child, what: &str, least: u64) -> Result<()> {
     let status = perfctr.wait()?;
     let text = fs::read_to_string(RESULT)?;
-    let (mut parts, mut whole) = (Vec::new(), Vec::new());
+    let (mut parts, mut totals) = (Vec::new(), Vec::new());
     for line in text.lines() {
         let fields: Vec<&str> = line.split(',').collect();
         match fields[..] {
             [_, value, "", "instructions:u", _, _, _, _] => parts.push(value.parse::<u64>()?),
-            [value, "", "instructions:u", _, _, _, _] => whole.push(value.parse::<u64>()?),
+            [value, "", "instructions:u", _, _, _, _] => totals.push(value.parse::<u64>()?),
             _ => {}
         }
     }
     tally.check(&format!("intervals of {what} sum up to the whole"), {
         let sum: u64 = parts.iter().sum();
-        let is_right = status.success() && whole == [sum] && parts.len() > 1 && sum >= least;
-        is_right.then_some(()).ok_or(format!("{status}, {parts:?} and {whole:?}, {least} at least"))
+        let is_right = status.success() && totals == [sum] && parts.len() > 1 && sum >= least;
+        is_right
+            .then_some(())
+            .ok_or(format!("{status}, {parts:?} and {totals:?}, {least} at least"))
     });
     Ok(())
 }

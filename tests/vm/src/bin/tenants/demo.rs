@@ -209,7 +209,7 @@ fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value
     ] {
         report.insert(key.to_owned(), sampled[key].clone());
     }
-    let many = sampled["imode_overflows"].as_u64().is_some_and(|told| told >= least);
+    let many = sampled["imode_overflows"].as_u64().is_some_and(|overflows| overflows >= least);
     tally.check(&format!("{least} overflows and more were told"), equal(many, true));
     tally.check("samples go on", equal(&sampled["refusal"], &Value::Null));
     for key in ["imode_lost", "imode_extra", "imode_error_max", "imode_elsewhere"] {

@@ -84,9 +84,9 @@ pub fn control() -> Result<ExitCode> {
     let (kinds, scenes) = pick((1, 2), (KINDS.len(), SCENES.len()));
     for &kind in &KINDS[..kinds] {
         let scenes = if kind == Kind::Hvm { scenes.min(SCENES.len() - 1) } else { scenes };
-        let whole = roam(&mut tally, &host, kind, &SCENES[..scenes]);
+        let outcome = roam(&mut tally, &host, kind, &SCENES[..scenes]);
         let name = format!("{} goes through all of it", kind.described());
-        tally.check(&name, whole.map_err(|error| format!("{error:#}")));
+        tally.check(&name, outcome.map_err(|error| format!("{error:#}")));
         let name = format!("{} that reboots while it counts leaves nothing", kind.described());
         tally.check(&name, reboots(&host, kind).map_err(|error| format!("{error:#}")));
     }
@@ -183,7 +183,7 @@ fn check_exact(tally: &mut Tally, whose: &str, seen: &Value) {
 
 /// Checks that each period that has passed was signalled once, and that other counts are exact.
 fn all_told(tally: &mut Tally, whose: &str, samples: &Value) {
-    let some = samples["imode_overflows"].as_u64().is_some_and(|told| told > 0);
+    let some = samples["imode_overflows"].as_u64().is_some_and(|overflows| overflows > 0);
     tally.check(&format!("{whose}: overflows are told"), equal(some, true));
     for key in ["imode_extra", "imode_error_max"] {
         tally.check(&format!("{whose}: {key} is 0"), equal(&samples[key], &json!(0)));

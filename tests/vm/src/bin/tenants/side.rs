@@ -93,13 +93,13 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     tally.check(name, equal([kvm.count_host(), kvm.count_host()], [PERFS; 2]));
     let whose = "a guest of KVM whose host uses perf";
     for end in ["forbidden", "idle"] {
-        let (seen, told) = count_while(REGIONS, || {
+        let (seen, counted) = count_while(REGIONS, || {
             thread::sleep(SETTLED);
             [kvm.count_host(), kvm.count_host()]
         })?;
         exact(tally, whose, &seen);
         let name = "perf gets EBUSY while a guest counts, and the watchdog is stopped";
-        tally.check(name, equal(told, [guests; 2]));
+        tally.check(name, equal(counted, [guests; 2]));
         let name = format!("perf has the counters when the guest is {end}, and the watchdog runs");
         if end == "forbidden" {
             // This keeps the vCPUs' pages registered.
@@ -279,10 +279,10 @@ fn loses_a_cpu(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
 
 /// Counts as long as the neighbour is there. Returns what the neighbour says.
 fn beside(tally: &mut Tally, kvm: &Kvm, whose: &str, allowed: bool) -> Result<Vec<u64>> {
-    let (seen, told) = count_while(0, || kvm.neighbour(allowed))?;
+    let (seen, answer) = count_while(0, || kvm.neighbour(allowed))?;
     println!("{whose}: {seen:#}");
     exact(tally, whose, &seen);
-    Ok(told?)
+    Ok(answer?)
 }
 
 /// Runs in the second guest, and prints how it is refused, or what it has counted.

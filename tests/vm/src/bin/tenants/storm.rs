@@ -62,7 +62,7 @@ struct Progress {
     error_count: u64,
     /// The number of regions in which the vCPU was not switched, and Xen's own instructions in
     /// their middle.
-    whole: u64,
+    undisturbed: u64,
     xen_instructions: u64,
 }
 
@@ -75,7 +75,7 @@ impl Progress {
     /// Returns what Xen executed in the middle of the thread's regions. Unit: instructions per
     /// million of the thread's own.
     fn xen_per_million(&self) -> u64 {
-        self.xen_instructions * 1_000_000 / (self.whole * REGION.instructions()).max(1)
+        self.xen_instructions * 1_000_000 / (self.undisturbed * REGION.instructions()).max(1)
     }
 }
 
@@ -139,7 +139,7 @@ fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
         let (after, switches_now) = (xen_instructions(), page.switches.load(Relaxed));
         histogram.add(reading.retries, reading.counts[0], REGION.instructions());
         if switches == switches_now {
-            progress.whole += 1;
+            progress.undisturbed += 1;
             progress.xen_instructions += after.wrapping_sub(before);
         }
     }
