@@ -129,7 +129,7 @@ static int perfctr_cpu_offline(unsigned int cpu)
 	return 0;
 }
 
-/* For the boot CPU, which does not go offline when the machine sleeps. */
+/* Executes on the boot CPU, which does not go offline when the machine sleeps. */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
 	go_down();

@@ -10,25 +10,25 @@
 
 struct kvm_vcpu;
 
-/* The module is loaded, also if the driver stays off; and is unloaded. */
+/* Called when the module is loaded, also if the driver stays off, and unloaded. */
 void perfctr_init(void);
 void perfctr_exit(void);
 
 /*
- * The vCPU's thread starts, or stops, to execute on this physical CPU; between
- * them the guest is entered any number of times, or never.
+ * Called when the vCPU's thread starts to execute on this physical CPU, before it
+ * enters the guest, and when it stops. The guest may be entered often, or never.
  */
 void perfctr_vcpu_load(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_enter(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu);
 
-/* VMRUN is about to enter the guest at this CPL, with interrupts disabled. */
+/* Called before VMRUN enters the guest at this CPL, with interrupts disabled. */
 void perfctr_svm_enter(struct kvm_vcpu *vcpu, u8 cpl);
 
-/* The VMM has set the local APIC's registers: a reset or a restoration. */
+/* Called when the VMM has set the local APIC's registers, to reset or restore. */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu);
 
-/* The vCPU will not execute again. */
+/* Called when the vCPU will not execute again. */
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu);
 
 /* Serves the vCPU's hypercall; returns 0 or a negative error number. */

@@ -37,12 +37,12 @@ static inline void perfctr_notify(struct kvm_vcpu *vcpu)
 	kvm_make_request(KVM_REQ_PMI, vcpu);
 }
 
-/* cpu.c: set once; the driver does nothing while it is false. */
+/* cpu.c: this is set once; the driver does nothing while it is false. */
 extern bool perfctr_on;
-/* Set once, before that: the core is asked at each entry to a guest of SVM. */
+/* This is set before: the core is called at each entry to a guest of SVM. */
 extern bool perfctr_counts_entries;
 struct perfctr_core_driver *perfctr_driver(void);
-/* From then on CPUs may be taken, also those that come up later. */
+/* Allows CPUs to be taken from then on, also those that come up later. */
 int perfctr_start_cpus(void);
 void perfctr_stop_cpus(void);
 /* How often all CPUs' counters have been taken; 0 while they are the host's. */
@@ -50,7 +50,7 @@ extern u64 perfctr_taken;
 int perfctr_take_cpus(void);
 void perfctr_give_cpus_back(void);
 
-/* A physical CPU; here, so that switches need no call to reach it. */
+/* A physical CPU. It is in this header so that switches reach it without a call. */
 struct perfctr_pcpu {
 	/* The PMU interrupts by NMI; this is the APIC's entry as it was before. */
 	bool interrupts;
@@ -79,7 +79,7 @@ void perfctr_close_gate(void);
 /* Lets the local APIC deliver the PMU's next interrupt. */
 void perfctr_unmask_interrupt(void);
 
-/* The core's object of a machine, which only the core writes to. */
+/* Returns the core's object of a machine, which only the core writes to. */
 static inline const struct perfctr_core_domain *
 perfctr_core_of_machine(const struct kvm *kvm)
 {
@@ -91,8 +91,8 @@ perfctr_core_of_machine(const struct kvm *kvm)
 /* reserve.c: returns whether every CPU can count, if that can be tried now. */
 int perfctr_try_counters(void);
 /*
- * The vCPU needs the counters, or does not any more. Getting them may wait; a
- * vCPU that was switched in has to be switched in anew after that.
+ * Begin and end a vCPU's demand for the counters. Getting them may wait. A vCPU
+ * that was switched in has to be switched in anew after that.
  */
 int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p);
 void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p);
@@ -127,7 +127,7 @@ void perfctr_update_rdpmc(struct kvm_vcpu *vcpu);
 
 /* switch.c: switches the vCPU in now, if that is not done yet. */
 void perfctr_switch_in(struct kvm_vcpu *vcpu);
-/* The PMU's interrupt. */
+/* Begin and end the handling of the PMU's interrupt. */
 int perfctr_take_interrupt(void);
 void perfctr_give_interrupt_back(void);
 

@@ -32,7 +32,7 @@
 /* The kernel has no other way for modules to switch its watchdog. */
 #define PERFCTR_WATCHDOG "/proc/sys/kernel/nmi_watchdog"
 
-/* Covers this, and who has the counters. */
+/* Protects this object, and the decision who has the counters. */
 static DEFINE_MUTEX(perfctr_reserve_lock);
 static u64 perfctr_reservation[PERFCTR_RESERVATION_BYTES / sizeof(u64)];
 static DEFINE_RATELIMIT_STATE(perfctr_busy_log, 60 * HZ, 1);
@@ -187,7 +187,7 @@ static bool is_needed(void)
 	return needed;
 }
 
-/* In a worker, which may open the watchdog's file whoever is to count. */
+/* Executes in a worker, which may open the watchdog's file for any caller. */
 static void settle(struct work_struct *unused)
 {
 	mutex_lock(&perfctr_reserve_lock);
@@ -255,7 +255,10 @@ int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 	return err;
 }
 
-/* Another vCPU, or this one with another page, may need them in a moment. */
+/*
+ * Ends the vCPU's demand. The counters are not given back at once, because
+ * another vCPU, or this one with another page, may need them in a moment.
+ */
 void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p)
 {
 	if (!p->needs)

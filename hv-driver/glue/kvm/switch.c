@@ -71,7 +71,7 @@ void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 		perfctr_notify(vcpu);
 }
 
-/* Not inlined, since it is done once for most vCPUs. */
+/* This is not inlined, because most vCPUs need it once. */
 static noinline void set_clock(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 {
 	struct perfctr_clock clock = perfctr_clock_of(vcpu);

@@ -68,7 +68,7 @@ bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
     return true;
 }
 
-/* v is about to be switched in. */
+/* Called before v is switched in. */
 void perfctr_hvm_update_clock(const struct vcpu *v)
 {
     struct perfctr_clock clock = clock_of(v);
@@ -129,8 +129,8 @@ void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place)
 }
 
 /*
- * Whether an NMI that has interrupted Xen at ip has made curr exit. With VT-x, Xen
- * itself calls the NMI's handler, with the guest's registers.
+ * Returns whether an NMI that has interrupted Xen at ip has made curr exit. With
+ * VT-x, Xen itself calls the NMI's handler, with the guest's registers.
  */
 bool perfctr_hvm_left_by_nmi(const struct vcpu *curr, unsigned long ip)
 {

@@ -52,7 +52,7 @@ uint64_t perfctr_glue_machine(void)
     return 0;
 }
 
-/* They are the driver's from the boot on. */
+/* The counters are the driver's from the boot on. */
 int perfctr_glue_take_counters(void)
 {
     return 0;

@@ -5,17 +5,17 @@
 
 #include <xen/sched.h>
 
-/* The guest's vCPU stops, or starts, to execute on this physical CPU. */
+/* Called when the guest's vCPU stops, or starts, to execute on this CPU. */
 void perfctr_switch_from(struct vcpu *v);
 void perfctr_switch_to(struct vcpu *v);
 
-/* VMRUN is about to enter the current vCPU's guest, with interrupts disabled. */
+/* Called before VMRUN enters the guest of curr, with interrupts disabled. */
 void perfctr_svm_enter(struct vcpu *curr);
 
-/* A PV guest has gone between its kernel and its user mode. */
+/* Called when a PV guest has changed between its kernel and its user mode. */
 void perfctr_toggle(struct vcpu *v);
 
-/* The PMU has interrupted this physical CPU. */
+/* Handles the PMU's interrupt of this physical CPU. */
 void perfctr_interrupt(void);
 
 /* Returns whether the vCPU's user mode may execute RDPMC. */
@@ -27,10 +27,10 @@ bool perfctr_pce(const struct vcpu *v);
  */
 bool perfctr_intercept_rdpmc(const struct vcpu *v);
 
-/* An HVM or PVH domain starts another kernel in the memory that it has. */
+/* Called when an HVM or PVH domain starts another kernel in its memory. */
 void perfctr_domain_reset(struct domain *d);
 
-/* The vCPU will not execute again. */
+/* Called when the vCPU will not execute again. */
 void perfctr_vcpu_destroy(struct vcpu *v);
 
 #endif /* PERFCTR_H */

@@ -38,18 +38,18 @@ bool perfctr_take_cpus(void);
 /* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
 void perfctr_departed_stats(struct perfctr_hv_stats *stats);
-/* Whether this CPU has to account at its next switch. */
+/* Returns whether this CPU has to account at its next switch. */
 bool perfctr_is_accounting(void);
 /* Adds to the account of v, which is current, what was counted here. */
 void perfctr_account_current(const struct vcpu *v);
 void perfctr_unmask_interrupt(void);
-/* This CPU's PMU interrupts by NMIs or not; interrupts are disabled. */
+/* Sets whether this CPU's PMU interrupts by NMIs; interrupts are disabled. */
 void perfctr_interrupt_by_nmi(bool by_nmi);
-/* In an NMI: the PMU's interrupt comes again, maskable. */
+/* Called in an NMI: has the PMU's interrupt come again as a maskable one. */
 void perfctr_interrupt_again(void);
 struct perfctr_core_cpu *perfctr_cpu_in_nmi(void);
 
-/* The core's account of a vCPU, which only the core writes to. */
+/* Returns the core's account of a vCPU, which only the core writes to. */
 static inline const struct perfctr_core_vcpu_account *
 perfctr_account_of(const struct vcpu *v)
 {
@@ -63,7 +63,7 @@ static inline perfctr_rings perfctr_rings_of(const struct vcpu *v)
     return is_hvm_vcpu(v) ? PERFCTR_RINGS_HARDWARE : PERFCTR_RINGS_FOLDED;
 }
 
-/* The core's object of a domain, which only the core writes to. */
+/* Returns the core's object of a domain, which only the core writes to. */
 static inline const struct perfctr_core_domain *
 perfctr_core_of_domain(const struct domain *d)
 {

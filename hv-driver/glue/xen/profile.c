@@ -25,7 +25,7 @@ static nmi_callback_t *__read_mostly next;
 static bool __read_mostly installed;
 
 /*
- * Where curr was left. Xen's entries save a PV guest's registers by several
+ * Finds where curr was left. Xen's entries save a PV guest's registers by several
  * instructions; until then it is where curr was left before. The idle vCPU is
  * never left.
  */
@@ -46,7 +46,7 @@ static void left_at(struct vcpu *curr, bool in_guest,
         perfctr_hvm_place(curr, guest);
 }
 
-/* guest is where the current guest was left, if that is of interest. */
+/* Finds where the NMI came, and where the current guest was left if that is of use. */
 static void place(const struct cpu_user_regs *regs, bool at_guests,
                   struct perfctr_hv_sample *at, struct perfctr_hv_place *guest)
 {
@@ -70,7 +70,7 @@ static void place(const struct cpu_user_regs *regs, bool at_guests,
     }
 }
 
-/* Whether the PMU interrupts by NMIs, and its entry is masked. */
+/* Returns whether the PMU interrupts by NMIs, and its entry is masked. */
 static bool is_masked(void)
 {
     uint32_t masked = APIC_LVT_MASKED | APIC_DM_NMI;
@@ -132,7 +132,7 @@ static void cf_check stop_here(void *unused)
     perfctr_interrupt_by_nmi(false);
 }
 
-/* No CPU uses a ring any more when it is freed. */
+/* Stops all CPUs, and frees their rings, which no CPU uses any more then. */
 static void end(void)
 {
     unsigned int cpu;
@@ -181,7 +181,7 @@ int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile)
     rc = perfctr_core_begin_profile(perfctr_driver());
     if ( !rc )
     {
-        /* What is left of a session that was not ended. */
+        /* Ends a session whose lease has ended. */
         end();
         rc = begin(profile);
         if ( rc )

@@ -48,9 +48,9 @@ void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
 }
 
 /*
- * Whether the NMI at ip is the one by which curr has exited: it stays pending, and
- * is delivered behind STGI. That of an overflow after the exit is delivered there,
- * too, but curr has exited for another reason then.
+ * Returns whether the NMI at ip is the one by which curr has exited: such an NMI
+ * stays pending, and is delivered behind STGI. The NMI of an overflow after the
+ * exit is delivered there, too, but then curr has exited for another reason.
  */
 bool perfctr_svm_left_by_nmi(const struct vcpu *curr, unsigned long ip)
 {
