@@ -241,15 +241,19 @@ mod tests {
         sayings.extend((0..64).map(|bit| u64::MAX << bit));
         sayings.extend(0..400);
         let mut taken = 0;
-        for (round, &said) in (0_u64..).zip(sayings.iter().cycle().take(5_000)) {
+        for (round, &taken_now) in (0_u64..).zip(sayings.iter().cycle().take(5_000)) {
             let places = write(&ring, &page, round % 7);
             for place in places {
                 assert!(place.is_multiple_of(BYTES) && place + BYTES <= PAGE_BYTES as u64);
             }
             let (written, _) = published(&page);
-            let outcome = ring.take(said);
-            assert_eq!(outcome.is_ok(), (taken..=written).contains(&said), "{said} of {written}");
-            taken = if outcome.is_ok() { said } else { taken };
+            let outcome = ring.take(taken_now);
+            assert_eq!(
+                outcome.is_ok(),
+                (taken..=written).contains(&taken_now),
+                "{taken_now} of {written}"
+            );
+            taken = if outcome.is_ok() { taken_now } else { taken };
             assert!(written - taken <= ROOM);
         }
         assert!(published(&page).1 > 0, "it was full now and then");

@@ -52,7 +52,7 @@ impl Driver {
     pub fn allows(&self, policy: &Policy, controls: bool) -> bool {
         match policy.0.load(Relaxed) {
             DEFAULT => self.all_domains || controls,
-            said => said == ALLOWED,
+            setting => setting == ALLOWED,
         }
     }
 }

@@ -218,12 +218,12 @@ fn parse_left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     let mut sums = [0; MAX_SLOTS];
     let mut counters = [CounterConfig::default(); MAX_SLOTS];
     let mut used = 0;
-    for (sum, (slot, said)) in sums.iter_mut().zip(slots_of(ALL_SLOTS).zip(&page.slots)) {
-        *sum = said.sum.load(Relaxed);
+    for (sum, (slot, published)) in sums.iter_mut().zip(slots_of(ALL_SLOTS).zip(&page.slots)) {
+        *sum = published.sum.load(Relaxed);
         if loaded & slot.bit() != 0
             && let Some(counter) = counters.get_mut(used)
         {
-            let (evntsel, held) = (said.evntsel.load(Relaxed), said.start.load(Relaxed));
+            let (evntsel, held) = (published.evntsel.load(Relaxed), published.start.load(Relaxed));
             *counter = counter_of(slot, evntsel, held.wrapping_neg() & caps.width(slot).mask());
             used += 1;
         }

@@ -457,8 +457,8 @@ fn a_restored_vcpu_has_all_that_it_has_left() {
         [&page.switches, &page.migrations, &page.overflows, &page.throttled, &page.generation]
             .map(|field| field.load(Relaxed))
     };
-    let (said, writes) = (fields(&page), page.seq.writes());
-    assert_eq!(said, [5, 3, 3, 3, 7]);
+    let (published, writes) = (fields(&page), page.seq.writes());
+    assert_eq!(published, [5, 3, 3, 3, 7]);
 
     let mut other = Host::new(&NEHALEM);
     other.registers.held.borrow_mut().insert(FIXED_CTR0 + 1, 12_345);
@@ -466,7 +466,7 @@ fn a_restored_vcpu_has_all_that_it_has_left() {
     let who = Registration { id: 1, domain: 9, guest: Guest::pv(), allowed: true };
     let mut vcpu = Vcpu::register(&mut other.cpu(), &page, &who, Some(&left));
     vcpu.go_on(&mut other.cpu(), &page, &left);
-    let [switches, migrations, overflows, throttled, generation] = said;
+    let [switches, migrations, overflows, throttled, generation] = published;
     // It is loaded anew.
     let now = fields(&page);
     assert_eq!(now[..3], [switches, migrations, overflows]);

@@ -196,17 +196,20 @@ mod tests {
         let tried =
             vec![Refusal { provider: Provider::Native, cause: Cause::NoPmu, errno: libc::ENOENT }];
         let error = Error::NoCounters { event: Event::BRANCHES.user(), tried };
-        let said = format!("{error:?}");
-        assert_eq!(said, error.to_string());
-        assert!(said.contains("the kernel knows no PMU here; in a virtual machine"), "{said}");
+        let message = format!("{error:?}");
+        assert_eq!(message, error.to_string());
+        assert!(
+            message.contains("the kernel knows no PMU here; in a virtual machine"),
+            "{message}"
+        );
     }
 
     #[test]
     fn an_answer_of_the_kernel_is_said_once() {
         let error = Error::kernel("open a perf event")(io::Error::from_raw_os_error(libc::EMFILE));
-        let said = error.to_string();
-        assert!(said.starts_with("cannot open a perf event: Too many open files"), "{said}");
-        assert!(said.contains("ulimit -n") && error.source().is_none(), "{said}");
+        let message = error.to_string();
+        assert!(message.starts_with("cannot open a perf event: Too many open files"), "{message}");
+        assert!(message.contains("ulimit -n") && error.source().is_none(), "{message}");
         assert_eq!(error.errno(), Some(libc::EMFILE));
         assert_eq!(Error::Disturbed.errno(), None);
         let not_loaded = Error::NotLoaded(io::Error::from_raw_os_error(libc::EBUSY));

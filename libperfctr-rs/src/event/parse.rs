@@ -244,8 +244,11 @@ mod tests {
             ("cache-refs", "cache-references"),
             ("ref_cycles", "ref-cycles"),
         ] {
-            let said = name.parse::<Event>().unwrap_err().to_string();
-            assert!(said.contains(&format!("; did you mean `{meant}`?; known are")), "{said}");
+            let message = name.parse::<Event>().unwrap_err().to_string();
+            assert!(
+                message.contains(&format!("; did you mean `{meant}`?; known are")),
+                "{message}"
+            );
         }
         for name in ["", "r", "wattage", "emulation-faults", "L1-dcache-loads"] {
             let said = name.parse::<Event>().unwrap_err().to_string();

@@ -337,16 +337,16 @@ mod tests {
         let each = event.every(PROFILE_PERIOD_MIN);
         assert_eq!(refused(&old, each, None), format!("the host cannot be sampled: {OLD}"));
         let older = Driver { abi: (2, MINOR_AT_GUESTS - 1), ..driver() };
-        let said = wanted(&older, each, None, Places::Guest).unwrap_err().to_string();
-        assert_eq!(said, format!("the host cannot be sampled: {OLD_AT_GUESTS}"));
+        let message = wanted(&older, each, None, Places::Guest).unwrap_err().to_string();
+        assert_eq!(message, format!("the host cannot be sampled: {OLD_AT_GUESTS}"));
         assert!(wanted(&older, each, None, Places::Hypervisor).is_ok());
         assert_eq!(
             refused(&driver(), each, Some(&[64])),
             format!("the host cannot be sampled: {NO_CPU}")
         );
         for period in [0, PROFILE_PERIOD_MIN - 1, PERIOD_EVENTS_MAX + 1] {
-            let said = refused(&driver(), event.every(period), None);
-            assert!(said.contains("at least 10,000 events"), "{said}");
+            let message = refused(&driver(), event.every(period), None);
+            assert!(message.contains("at least 10,000 events"), "{message}");
         }
     }
 }

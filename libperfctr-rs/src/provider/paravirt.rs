@@ -332,9 +332,9 @@ mod tests {
     fn what_samples_has_a_period_a_signal_and_a_pmu_that_interrupts() {
         let caps = describe(&info()).unwrap().1;
         let event = Event::INSTRUCTIONS.user();
-        let said = |caps, event| sampling(caps, &[event], 0, 16).unwrap_err().to_string();
-        assert!(said(&caps, event).ends_with("no period is given"));
-        assert!(said(&caps, event.every(5_000)).ends_with("counters do not interrupt"));
+        let message = |caps, event| sampling(caps, &[event], 0, 16).unwrap_err().to_string();
+        assert!(message(&caps, event).ends_with("no period is given"));
+        assert!(message(&caps, event.every(5_000)).ends_with("counters do not interrupt"));
         let caps = PmuCaps { features: caps.features | CAPS_SAMPLING, ..caps };
         let control = sampling(&caps, &[event.every(5_000)], 0, 16).unwrap();
         assert_eq!((control.signal, control.counter[0].period), (16, 5_000));

@@ -436,22 +436,22 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_before_the_kernel_is_asked() {
-        let said = |error: Error| error.to_string();
+        let message = |error: Error| error.to_string();
         let sampling = Watch::this_thread().count("x", EVENT.every(1_000)).open();
-        assert!(said(sampling.unwrap_err()).contains("which is not counting"));
+        assert!(message(sampling.unwrap_err()).contains("which is not counting"));
         // They would count nothing, for ever.
         for whose in [Watch::cpu(0), Watch::cgroup("/").unwrap()] {
             for watch in [whose.clone().from_exec(), whose.inherit()] {
-                let refused = said(watch.clone().count("x", EVENT).open().unwrap_err());
+                let refused = message(watch.clone().count("x", EVENT).open().unwrap_err());
                 assert!(refused.contains("neither CPUs nor groups start programs"), "{watch:?}");
-                let refused = said(watch.sample(EVENT.every(1_000)).unwrap_err());
+                let refused = message(watch.sample(EVENT.every(1_000)).unwrap_err());
                 assert!(refused.contains("neither CPUs nor groups start programs"), "{watch:?}");
             }
         }
         let counting = Watch::this_thread().sample(EVENT);
-        assert!(said(counting.unwrap_err()).contains("no period is given"));
+        assert!(message(counting.unwrap_err()).contains("no period is given"));
         let unknown = Watch::this_thread().count("x", Event::raw(0x0151)).open();
-        assert!(said(unknown.unwrap_err()).contains("not known to be right"));
+        assert!(message(unknown.unwrap_err()).contains("not known to be right"));
     }
 
     #[test]

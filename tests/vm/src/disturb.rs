@@ -151,7 +151,7 @@ pub fn suspend_to_ram() -> anyhow::Result<()> {
 /// The tool fails. The error has what it printed.
 pub fn hotplug(command: &str, pcpu: u32) -> anyhow::Result<()> {
     let tool = Path::new(TOOLS).join("xen-hptool");
-    let said = Command::new(tool).args([command, &pcpu.to_string()]).output()?;
-    ensure!(said.status.success(), "{command}: {}", String::from_utf8_lossy(&said.stderr));
+    let output = Command::new(tool).args([command, &pcpu.to_string()]).output()?;
+    ensure!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }

@@ -69,8 +69,8 @@ impl<F> Tests<F> {
             xen.set_affinity(domain, vcpu, 1 << (vcpu % moves.pcpus))?;
         }
         tenant.unpause()?;
-        let said = tenant.hear()?;
-        ensure!(said == "ready", "the tenant says {said}");
+        let reply = tenant.hear()?;
+        ensure!(reply == "ready", "the tenant says {reply}");
         let mut tally = Tally::default();
         let hear_one = |tally: &mut Tally, tenant: &mut Tenant, test: &(&str, F)| -> Result<()> {
             let name = format!("in {} {}", wanted.kind.described(), test.0);

@@ -49,8 +49,8 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
 /// `chrt` is missing, or is not permitted to do this.
 pub fn take_turns() -> anyhow::Result<()> {
     let thread = gettid().to_string();
-    let said = Command::new("chrt").args(["--fifo", "--pid", "1", &thread]).output()?;
-    ensure!(said.status.success(), "chrt: {}", String::from_utf8_lossy(&said.stderr));
+    let output = Command::new("chrt").args(["--fifo", "--pid", "1", &thread]).output()?;
+    ensure!(output.status.success(), "chrt: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 

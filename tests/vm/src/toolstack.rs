@@ -80,8 +80,8 @@ fn tool(name: &str, arguments: &[&str]) -> Result<()> {
     let program = Path::new(TOOLS).join(name);
     let status = Command::new(&program).args(arguments).stdout(log()?).stderr(log()?).status();
     let status = status.with_context(|| program.display().to_string())?;
-    let said = || fs::read_to_string(format!("/var/log/xen/{name}")).unwrap_or_default();
-    ensure!(status.success(), "{name} {}: {status}\n{}", arguments.join(" "), said());
+    let printed = || fs::read_to_string(format!("/var/log/xen/{name}")).unwrap_or_default();
+    ensure!(status.success(), "{name} {}: {status}\n{}", arguments.join(" "), printed());
     Ok(())
 }
 
@@ -113,8 +113,8 @@ fn log(name: &str) -> PathBuf {
 
 /// Returns Xen's number of a domain.
 fn number(name: &str) -> Result<u16> {
-    let said = Command::new(Path::new(TOOLS).join("xl")).args(["domid", name]).output()?;
-    String::from_utf8_lossy(&said.stdout).trim().parse().context("xl domid")
+    let printed = Command::new(Path::new(TOOLS).join("xl")).args(["domid", name]).output()?;
+    String::from_utf8_lossy(&printed.stdout).trim().parse().context("xl domid")
 }
 
 /// How a tenant reads the time-stamp counter.
@@ -279,8 +279,9 @@ impl Tenant {
         let key = format!("/local/domain/{}/console/tty", self.domain);
         // A domain that was just restored has no console at first.
         let path = wait_for(|| {
-            let said = Command::new("xenstore-read").arg(&key).output().context("xenstore-read")?;
-            let path = String::from_utf8(said.stdout)?;
+            let printed =
+                Command::new("xenstore-read").arg(&key).output().context("xenstore-read")?;
+            let path = String::from_utf8(printed.stdout)?;
             Ok((!path.trim().is_empty()).then_some(path))
         })?;
         let mut console = fs::File::options().write(true).open(path.trim()).context(path)?;
@@ -335,7 +336,7 @@ impl Tenant {
             let text = self.console();
             let crash = text.find("Kernel panic");
             ensure!(crash.is_none(), "it has crashed");
-            Ok(said(&text).nth(self.heard).map(str::to_owned))
+            Ok(printed(&text).nth(self.heard).map(str::to_owned))
         });
         self.heard += 1;
         line.and_then(|line| serde_json::from_str(&line).context(line)).with_context(|| {
@@ -346,7 +347,7 @@ impl Tenant {
 
     /// Returns whether everything that its program has said was read.
     pub fn is_silent(&self) -> bool {
-        said(&self.console()).nth(self.heard).is_none()
+        printed(&self.console()).nth(self.heard).is_none()
     }
 
     /// Saves it to a file and lets it continue.
@@ -446,9 +447,10 @@ impl Tenant {
 
     /// Returns what the tool says of it in a column.
     fn listed(&self, column: Column) -> Result<String> {
-        let said = Command::new(Path::new(TOOLS).join("xl")).args(["list", &self.name]).output()?;
-        let said = String::from_utf8(said.stdout)?;
-        let line = said.lines().last().context("xl list says nothing")?;
+        let printed =
+            Command::new(Path::new(TOOLS).join("xl")).args(["list", &self.name]).output()?;
+        let printed = String::from_utf8(printed.stdout)?;
+        let line = printed.lines().last().context("xl list says nothing")?;
         let word = line.split_whitespace().nth(column as usize);
         Ok(word.with_context(|| line.to_owned())?.to_owned())
     }
@@ -490,7 +492,7 @@ enum Column {
 }
 
 /// Returns what a program says in the text of its domain's console.
-fn said(console: &str) -> impl Iterator<Item = &str> {
+fn printed(console: &str) -> impl Iterator<Item = &str> {
     // A line without its end is still being written.
     let lines = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     lines.filter_map(|line| line.trim_end().strip_prefix(MARK))

@@ -90,7 +90,7 @@ pub fn make_capable(program: &CStr) -> Result<()> {
 pub struct Child {
     /// Its number.
     pub pid: Pid,
-    said: PipeReader,
+    printed: PipeReader,
 }
 
 impl Child {
@@ -100,34 +100,34 @@ impl Child {
     ///
     /// The kernel's error.
     pub fn fork(act: impl FnOnce() -> Result<()>) -> Result<Self> {
-        let (said, mut saying) = pipe()?;
+        let (printed, mut to_parent) = pipe()?;
         // SAFETY: no other thread of this program runs now, so the child may do anything.
         match unsafe { fork()? } {
             ForkResult::Child => {
-                drop(said);
+                drop(printed);
                 let code = match act() {
                     Ok(()) => 0,
                     Err(error) => {
-                        write!(saying, "{error:#}").ok();
+                        write!(to_parent, "{error:#}").ok();
                         1
                     }
                 };
                 // SAFETY: ends the process at once, as one that shares buffers must.
                 unsafe { libc::_exit(code) }
             }
-            ForkResult::Parent { child } => Ok(Self { pid: child, said }),
+            ForkResult::Parent { child } => Ok(Self { pid: child, printed }),
         }
     }
 
-    /// Waits for its end. Fails with what it said went wrong.
+    /// Waits for its end. Fails with the error that it has printed.
     ///
     /// # Errors
     ///
-    /// What the child said, or how else it ended.
+    /// The error that the child has printed, or how else it ended.
     pub fn join(mut self) -> Result<()> {
         let status = waitpid(self.pid, None)?;
         let mut why = String::new();
-        self.said.read_to_string(&mut why)?;
+        self.printed.read_to_string(&mut why)?;
         match status {
             WaitStatus::Exited(_, 0) => Ok(()),
             WaitStatus::Exited(_, 1) if !why.is_empty() => bail!(why),

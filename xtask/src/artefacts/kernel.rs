@@ -52,9 +52,9 @@ impl Kernel {
         // The kernel is no text.
         let mut grep = cmd("grep", ["-a", "-o", "-m1"]);
         grep.arg(format!("Linux version {} .* Debian [0-9][^ ]* ([-0-9]*)", self.release));
-        let said = sh::output(grep.arg(&self.image).env("LC_ALL", "C"))?;
-        let version = said.rsplit_once(" Debian ").and_then(|(_, rest)| rest.split_once(' '));
-        Ok(version.with_context(|| format!("the kernel says `{said}`"))?.0.to_owned())
+        let printed = sh::output(grep.arg(&self.image).env("LC_ALL", "C"))?;
+        let version = printed.rsplit_once(" Debian ").and_then(|(_, rest)| rest.split_once(' '));
+        Ok(version.with_context(|| format!("the kernel says `{printed}`"))?.0.to_owned())
     }
 
     /// Returns one of its modules, by the path below `modules`. If a kernel does not have it as a

@@ -40,13 +40,13 @@ pub fn check() -> Result<()> {
 
 /// Returns the first line of a file whose layout is not that of its style.
 fn first_fault(path: &Path) -> Option<usize> {
-    let said = sh::output(cmd("clang-format", ["--dry-run", "--Werror"]).arg(path)).err()?;
+    let printed = sh::output(cmd("clang-format", ["--dry-run", "--Werror"]).arg(path)).err()?;
     // "FILE:LINE:COLUMN: error: ..."
-    let said = format!("{said:#}");
+    let printed = format!("{printed:#}");
     let place = format!("{}:", path.display());
     // The command's own line names the file, too.
     let number = |after: &str| after.split(':').next()?.parse().ok();
-    Some(said.split(&place).find_map(number).unwrap_or(0))
+    Some(printed.split(&place).find_map(number).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -182,11 +182,11 @@ fn open(picture: &str, query: &str, name: &str) -> Result<Opened> {
     let address = put_page(&viewers, "page.svg", &format!("{before}{MEASURE}"))? + query;
     let dom = browse(&viewers, window, &format!("--dump-dom '{address}'"))?;
     ensure!(!dom.contains("<parsererror"), "the browser finds an error in it\n{dom}");
-    let said = dom.split("<metadata>").nth(1).and_then(|rest| rest.split("</metadata>").next());
-    let said = said.with_context(|| format!("the browser's script said nothing\n{dom}"))?;
-    let said = said.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    let lines: Vec<&str> = said.lines().collect();
-    let [boxes @ .., matched, clicked] = &*lines else { bail!("it has said {said:?}") };
+    let printed = dom.split("<metadata>").nth(1).and_then(|rest| rest.split("</metadata>").next());
+    let printed = printed.with_context(|| format!("the browser's script said nothing\n{dom}"))?;
+    let printed = printed.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    let lines: Vec<&str> = printed.lines().collect();
+    let [boxes @ .., matched, clicked] = &*lines else { bail!("it has said {printed:?}") };
     Ok(Opened {
         boxes: boxes.iter().map(|line| parse(line)).collect::<Result<Vec<_>>>()?,
         matched: (*matched).to_owned(),
@@ -241,9 +241,9 @@ fn browse(viewers: &Viewers, [width, height]: [u32; 2], what: &str) -> Result<St
          --disable-dev-shm-usage --hide-scrollbars --window-size={width},{height} \
          --virtual-time-budget=5000 {what} > /tmp/said 2> /tmp/err || {{ cat /tmp/err; exit 1; }}"
     ))?;
-    let said = cache::root()?.join("work/browser-said");
-    viewers.system.get("/tmp/said", &said)?;
-    Ok(fs::read_to_string(said)?)
+    let printed = cache::root()?.join("work/browser-said");
+    viewers.system.get("/tmp/said", &printed)?;
+    Ok(fs::read_to_string(printed)?)
 }
 
 #[cfg(test)]

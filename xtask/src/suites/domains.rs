@@ -65,8 +65,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     let truth: BTreeMap<_, _> =
         truth.into_iter().map(|(command, counts)| (command, counts[0])).collect();
     let outcome = report.program_outcome(domains, "domains")?;
-    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
-    let counts = counts(&said, &truth)?;
+    let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    let counts = counts(&printed, &truth)?;
     let loader = by_itself(LOADER, &counts);
     for (kind, deviations) in kinds.iter().zip(loader) {
         report.note(format!("{kind}: the loader's {EVENTS:?} deviate by {deviations:?}"));
@@ -123,7 +123,7 @@ fn machine(dir: &Path, is_long: bool) -> Result<Spec> {
 }
 
 /// Returns all counts that the machine has printed.
-fn counts(said: &str, truth: &BTreeMap<String, [u64; 3]>) -> Result<Vec<Count>> {
+fn counts(printed: &str, truth: &BTreeMap<String, [u64; 3]>) -> Result<Vec<Count>> {
     let count = |line: &str| {
         let words: Vec<&str> = line.splitn(5, ' ').collect();
         let [scene, domain, event, count, command] = words[..] else { bail!("{line}") };
@@ -137,7 +137,7 @@ fn counts(said: &str, truth: &BTreeMap<String, [u64; 3]>) -> Result<Vec<Count>> 
             deviation: count.parse::<u64>()?.wrapping_sub(truth).cast_signed(),
         })
     };
-    said.lines().filter_map(|line| line.strip_prefix("count ")).map(count).collect()
+    printed.lines().filter_map(|line| line.strip_prefix("count ")).map(count).collect()
 }
 
 /// Returns the deviation of each event of a program in a domain of each kind, while nothing else

@@ -26,12 +26,12 @@ pub fn run(report: &mut Report) -> Result<()> {
     cargo.args(["build", "--quiet", "--package", "cli", "--features", "pfm"]);
     sh::run(cargo.current_dir(sh::project()))?;
     for model in MODELS {
-        let mut said = String::new();
+        let mut printed = String::new();
         report.test(&format!("every event of {model} has libpfm4's encoding"), || {
-            said = compare(&libpfm, model)?;
+            printed = compare(&libpfm, model)?;
             Ok(())
         });
-        report.note(said);
+        report.note(printed);
     }
     report.test("a name that was mistyped gets the one of this CPU that was meant", || {
         let listed = ours(&libpfm, "skl", &["MEM_LOAD_RETIERD:L1_HIT".to_owned()])?;
@@ -90,7 +90,7 @@ fn compare(libpfm: &Libpfm, model: &str) -> Result<String> {
 fn truth(libpfm: &Libpfm, model: &str) -> Result<BTreeMap<String, Vec<u64>>> {
     let mut command = Command::new(&libpfm.showevtinfo);
     command.args(["-E", "-L", "-O", "none"]).env("LIBPFM_FORCE_PMU", model);
-    let said = sh::output(&mut command)?;
+    let printed = sh::output(&mut command)?;
     let prefix = format!("{model}::");
     let parse = |line: &str| -> Option<Result<(String, Vec<u64>)>> {
         let (words, name) = line.rsplit_once('\t')?;
@@ -102,7 +102,7 @@ fn truth(libpfm: &Libpfm, model: &str) -> Result<BTreeMap<String, Vec<u64>>> {
         let words = words.split('\t').filter(|word| !word.is_empty()).map(word);
         name.starts_with(&prefix).then(|| Ok((name.to_owned(), words.collect::<Result<_>>()?)))
     };
-    said.lines().filter_map(parse).collect()
+    printed.lines().filter_map(parse).collect()
 }
 
 /// Returns what our command says of each event.

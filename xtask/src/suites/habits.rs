@@ -50,8 +50,8 @@ fn unknown(report: &mut Report) -> Result<()> {
             command.arg("20").arg(&emulator).args(["-machine", "pc,accel=tcg", "-S"]);
             command.args(["-nodefaults", "-display", "none"]);
             let outcome = command.args(["-cpu", &format!("{cpu},pmu=on,pmu-habits={habits}")]);
-            let said = String::from_utf8_lossy(&outcome.output()?.stderr).into_owned();
-            ensure!(said.contains(reason), "{said}");
+            let printed = String::from_utf8_lossy(&outcome.output()?.stderr).into_owned();
+            ensure!(printed.contains(reason), "{printed}");
             Ok(())
         });
     }
@@ -164,8 +164,8 @@ fn corrected(report: &mut Report) -> Result<()> {
 fn every_sample(report: &mut Report, kind: &str, outcome: &Outcome) {
     report.test(&format!("a {kind} guest has no sample too few or too many"), || {
         let wanted = format!("{} samples of 1 thread", BRANCHES / PERIOD);
-        let said = all(outcome);
-        ensure!(said.contains(&wanted), "not {wanted}: {said}");
+        let printed = all(outcome);
+        ensure!(printed.contains(&wanted), "not {wanted}: {printed}");
         Ok(())
     });
 }
@@ -213,7 +213,7 @@ struct Habit {
 }
 
 impl Habit {
-    fn said(&self) -> String {
+    fn printed(&self) -> String {
         format!("{}: {:?}: {}", self.name, self.found, self.because)
     }
 }
@@ -221,8 +221,8 @@ impl Habit {
 /// Checks that the self-test has found exactly these habits, and could not look for others.
 fn finds(report: &mut Report, kind: &str, outcome: &Outcome, habits: &[&str], unknown: &[&str]) {
     report.test(&format!("the self-test finds exactly the habits of a {kind}"), || {
-        let said = String::from_utf8_lossy(&outcome.stdout);
-        let lines: Vec<&str> = said.lines().skip_while(|line| *line != "{").collect();
+        let printed = String::from_utf8_lossy(&outcome.stdout);
+        let lines: Vec<&str> = printed.lines().skip_while(|line| *line != "{").collect();
         let end = lines.iter().position(|line| *line == "}").with_context(|| all(outcome))?;
         let found: Selftest = serde_json::from_str(&lines[..=end].join("\n"))?;
         let named = |is: Option<bool>| -> Vec<&str> {
@@ -232,7 +232,7 @@ fn finds(report: &mut Report, kind: &str, outcome: &Outcome, habits: &[&str], un
         ensure!(
             named(Some(true)) == habits && named(None) == unknown,
             "{}",
-            found.habits.iter().map(Habit::said).collect::<Vec<_>>().join("\n")
+            found.habits.iter().map(Habit::printed).collect::<Vec<_>>().join("\n")
         );
         Ok(())
     });
@@ -246,10 +246,10 @@ struct Count {
 
 /// Returns what perf has counted in each run.
 fn counts(outcome: &Outcome) -> Result<Vec<Count>> {
-    let said = String::from_utf8_lossy(&outcome.stderr);
+    let printed = String::from_utf8_lossy(&outcome.stderr);
     let of = |event: &str| -> Vec<u64> {
         let line = |line: &str| line.split_once(&format!(",,{event},"))?.0.parse().ok();
-        said.lines().filter_map(line).collect()
+        printed.lines().filter_map(line).collect()
     };
     let (instructions, branches) = (of("instructions:u"), of("branches:u"));
     ensure!(instructions.len() == RUNS && branches.len() == RUNS, "{}", all(outcome));

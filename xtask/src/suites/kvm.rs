@@ -28,8 +28,8 @@ pub fn run(report: &mut Report) -> Result<()> {
         spec.module = false;
         spec.add_program("cli", "perfctr")?;
         let outcome = machine::run(&spec)?;
-        let said = String::from_utf8_lossy(&outcome.stdout);
-        ensure!(said.contains("paravirt: the kernel module is not loaded"), "{}", all(&outcome));
+        let printed = String::from_utf8_lossy(&outcome.stdout);
+        ensure!(printed.contains("paravirt: the kernel module is not loaded"), "{}", all(&outcome));
         Ok(())
     });
     report.test("a guest that nobody has allowed to count gets EPERM", || {
@@ -79,9 +79,9 @@ fn every_other_nmi_is_reported(outcome: &Outcome) -> Result<()> {
 /// Returns how many NMIs the host says that it has received, and how many of them its counters have
 /// raised.
 fn nmis_in(console: &str) -> Option<(usize, usize)> {
-    let (_, said) = console.split_once("the host's NMIs: ")?;
-    let (received, said) = said.split_once(" received, ")?;
-    let (raised, _) = said.split_once(" raised by counters")?;
+    let (_, printed) = console.split_once("the host's NMIs: ")?;
+    let (received, printed) = printed.split_once(" received, ")?;
+    let (raised, _) = printed.split_once(" raised by counters")?;
     Some((received.parse().ok()?, raised.parse().ok()?))
 }
 

@@ -126,15 +126,15 @@ pub fn python(report: &mut Report) -> Result<()> {
     let stepping = stand_in("stepping.so", &["-DSTEPPING"])?;
     let wheel = python::wheel(&dir)?;
     let (library, _) = counts::LIBRARY.in_guest(&prefix);
-    let mut said = String::new();
+    let mut printed = String::new();
     report.test("its tests that need no counters", || {
         let mut tests = python::command(&["tests/test_anywhere.py"]);
         tests.env("PYTHONPATH", &site).env("PERFCTR_WHEEL", &wheel);
         tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &told);
-        said = sh::output(tests.env("PERFCTR_STEPPING", &stepping))?;
+        printed = sh::output(tests.env("PERFCTR_STEPPING", &stepping))?;
         Ok(())
     });
-    report.notes_of(&said);
+    report.notes_of(&printed);
     Ok(())
 }
 
@@ -167,19 +167,19 @@ pub fn python_in_guest(report: &mut Report) -> Result<()> {
     let outcome = machine::run(&spec)?;
     for (log, name, ending) in IN_GUEST {
         report.test(name, || {
-            let text = said(&out, log, &outcome)?;
+            let text = printed(&out, log, &outcome)?;
             ensure!(text.ends_with(ending), "{text}");
             Ok(())
         });
     }
     report.test("the example's counts are the interpreter's", || {
-        let text = said(&out, "page", &outcome)?;
+        let text = printed(&out, "page", &outcome)?;
         let counts: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
         ensure!(counts.len() == 2 && counts.iter().all(|&count| count > 5_000), "{text}");
         Ok(())
     });
     report.test("the same command counts the same, to the instruction", || {
-        let [first, again] = ["same", "again"].map(|log| said(&out, log, &outcome));
+        let [first, again] = ["same", "again"].map(|log| printed(&out, log, &outcome));
         let [first, again] = [verdicts(&first?), verdicts(&again?)];
         ensure!(first.len() == 2 && first == again, "{first:?}, then {again:?}");
         Ok(())
@@ -189,23 +189,23 @@ pub fn python_in_guest(report: &mut Report) -> Result<()> {
         ("nobody", "nothing is compared: no counters for instructions:u"),
     ] {
         report.test(&format!("the failed test says `{what}`"), || {
-            let text = said(&out, log, &outcome)?;
+            let text = printed(&out, log, &outcome)?;
             ensure!(text.contains(what), "{text}");
             Ok(())
         });
     }
-    report.notes_of(&said(&out, "exact", &outcome)?);
+    report.notes_of(&printed(&out, "exact", &outcome)?);
     Ok(())
 }
 
 /// Returns what a program of the guest has said.
-fn said(out: &Path, log: &str, outcome: &Outcome) -> Result<String> {
+fn printed(out: &Path, log: &str, outcome: &Outcome) -> Result<String> {
     fs::read_to_string(out.join(log)).with_context(|| all(outcome))
 }
 
 /// Returns the lines of a test whose counts are the baseline's or nearly so.
-fn verdicts(said: &str) -> Vec<String> {
-    said.lines().filter(|line| line.starts_with("same   loop: ")).map(str::to_owned).collect()
+fn verdicts(printed: &str) -> Vec<String> {
+    printed.lines().filter(|line| line.starts_with("same   loop: ")).map(str::to_owned).collect()
 }
 
 /// Installs the library for a suite. Returns the suite's directory, which has nothing else, and the
@@ -230,13 +230,13 @@ impl Program<'_> {
             pkg_config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
             sh::output(&mut pkg_config)
         };
-        let said = if *is_static {
+        let printed = if *is_static {
             command.arg(prefix.join("lib/libperfctr-counts.a"));
             flags(&["--cflags"])?
         } else {
             flags(&["--cflags", "--libs"])?
         };
-        sh::output(command.args(said.split_whitespace())).map(drop)
+        sh::output(command.args(printed.split_whitespace())).map(drop)
     }
 }
 

@@ -48,19 +48,19 @@ pub fn unit(report: &mut Report) -> Result<()> {
 pub fn simulator(report: &mut Report) -> Result<()> {
     let mut simulator = simulator_command(&["--all".to_owned()])?;
     simulator.envs([report.volume.variable()]);
-    let mut said = String::new();
+    let mut printed = String::new();
     report.test(
         "planted bugs, seeds, small machines exhaustively, cost that does not grow",
         || {
             let out = simulator.stderr(Stdio::inherit()).output().context("the simulator")?;
-            said = String::from_utf8_lossy(&out.stdout).into_owned();
-            print!("{said}");
+            printed = String::from_utf8_lossy(&out.stdout).into_owned();
+            print!("{printed}");
             ensure!(out.status.success(), "{}", out.status);
-            ensure!(steps(&said).is_some(), "it did not say how many steps it has made");
+            ensure!(steps(&printed).is_some(), "it did not say how many steps it has made");
             Ok(())
         },
     );
-    let steps = steps(&said).unwrap_or_default();
+    let steps = steps(&printed).unwrap_or_default();
     report.note(format!("{steps} simulated steps beside those of planted bugs"));
     Ok(())
 }
@@ -82,9 +82,9 @@ pub fn simulator_command(options: &[String]) -> Result<Command> {
 }
 
 /// Returns the number of all its steps, as the simulator prints it.
-fn steps(said: &str) -> Option<u64> {
+fn steps(printed: &str) -> Option<u64> {
     let total = "all in all, beside those of planted bugs: ";
-    said.lines().find_map(|line| line.strip_prefix(total)?.parse().ok())
+    printed.lines().find_map(|line| line.strip_prefix(total)?.parse().ok())
 }
 
 /// Tests the sequence protocol in every order of its memory accesses that the checker knows.
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn steps_are_what_the_simulator_says() {
-        let said = "105 steps of 11 seeds, 8 readings compared; 38 steps a second\n\
+        let printed = "105 steps of 11 seeds, 8 readings compared; 38 steps a second\n\
                     all in all, beside those of planted bugs: 125\n";
-        assert_eq!(steps(said), Some(125));
+        assert_eq!(steps(printed), Some(125));
         assert_eq!(steps("105 steps of 11 seeds\n"), None);
     }
 }

@@ -60,6 +60,6 @@ fn xtask(debian: &Chroot, verb: &str) -> Result<String> {
     sh::step(&format!("cargo xtask {verb}, see {}", log.display()), || {
         debian.run_on_machine(&script, VARIABLES, &log)
     })?;
-    let said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
-    Ok(said.lines().last().unwrap_or_default().to_owned())
+    let printed = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    Ok(printed.lines().last().unwrap_or_default().to_owned())
 }

@@ -52,11 +52,11 @@ fn verb(topology: &str) -> Result<()> {
     verb.arg(&dir).args(["--", "sh", "measure"]);
     let ended = verb.output()?;
 
-    let said = String::from_utf8_lossy(&ended.stderr);
-    ensure!(ended.status.code() == Some(42), "{}\n{said}", ended.status);
+    let printed = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.code() == Some(42), "{}\n{printed}", ended.status);
     ensure!(ended.stdout == b"counted\n", "{:?}", String::from_utf8_lossy(&ended.stdout));
     for line in pmu::PERF_LINES {
-        ensure!(said.lines().any(|said| said.starts_with(line)), "no {line}\n{said}");
+        ensure!(printed.lines().any(|printed| printed.starts_with(line)), "no {line}\n{printed}");
     }
     // The emulated CPU mispredicts nothing.
     for (event, least) in
@@ -67,7 +67,7 @@ fn verb(topology: &str) -> Result<()> {
             let count = words.next().and_then(|count| count.parse().ok());
             words.next() == Some(event) && count.is_some_and(|count: u64| count >= least)
         };
-        ensure!(said.lines().any(is_counted), "{event} not counted\n{said}");
+        ensure!(printed.lines().any(is_counted), "{event} not counted\n{printed}");
     }
     Ok(())
 }

@@ -191,15 +191,18 @@ impl Bench {
         let mut parser = Command::new(tree.join(LIBRARIES).join("libexec/hotspot-perfparser"));
         parser.env("LD_LIBRARY_PATH", tree.join(LIBRARIES)).current_dir(&self.dir);
         let found = parser.args(["--print-stats", "--input", "ours.data"]).output()?;
-        let said = String::from_utf8_lossy(&found.stdout);
+        let printed = String::from_utf8_lossy(&found.stdout);
         let samples: u64 = self.by_perfctr("ours.data", None)?.values().sum();
         let expected = format!("samples: {samples}\n");
-        ensure!(found.status.success() && said.contains(&expected), "{expected} not in {said}");
+        ensure!(
+            found.status.success() && printed.contains(&expected),
+            "{expected} not in {printed}"
+        );
         Ok(())
     }
 
     fn refusals(&self) -> Result<()> {
-        for (options, said) in [
+        for (options, printed) in [
             (["--call-graph", "dwarf"], "copies of stacks found (`--call-graph dwarf`)"),
             (["-z", "-g"], "compressed records found"),
         ] {
@@ -208,7 +211,7 @@ impl Bench {
             sh::output(record.current_dir(&self.dir))?;
             let report = self.perfctr(&["report", "-i", "refused.data"]).output()?;
             let error = String::from_utf8_lossy(&report.stderr);
-            let refused = report.status.code() == Some(125) && error.contains(said);
+            let refused = report.status.code() == Some(125) && error.contains(printed);
             ensure!(refused, "{options:?}: {error}");
         }
         Ok(())

@@ -70,12 +70,12 @@ fn verdicts(topology: &str, numbers: &[&str]) -> Result<BTreeMap<String, String>
     spec.files.push((rootfs::perf()?, "/".into()));
     spec.timeout = Duration::from_secs(900);
     let outcome = machine::run(&spec)?;
-    let said = [&outcome.stdout[..], &outcome.stderr].concat();
+    let printed = [&outcome.stdout[..], &outcome.stderr].concat();
     let verdict = |line: &str| {
         let (test, verdict) = line.trim().rsplit_once(" : ")?;
         Some((test.trim().to_owned(), verdict.trim().to_owned()))
     };
     let verdicts: BTreeMap<_, _> =
-        String::from_utf8_lossy(&said).lines().filter_map(verdict).collect();
+        String::from_utf8_lossy(&printed).lines().filter_map(verdict).collect();
     (!verdicts.is_empty()).then_some(verdicts).with_context(|| all(&outcome))
 }

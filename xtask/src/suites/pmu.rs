@@ -111,9 +111,9 @@ fn perf(report: &mut Report) -> Result<()> {
     spec.files.push((rootfs::perf()?, "/".into()));
     let outcome = machine::run(&spec)?;
     report.test("perf stat counts exactly", || {
-        let said = String::from_utf8_lossy(&outcome.stderr);
+        let printed = String::from_utf8_lossy(&outcome.stderr);
         for line in PERF_LINES {
-            let times = said.lines().filter(|said| said.starts_with(line)).count();
+            let times = printed.lines().filter(|printed| printed.starts_with(line)).count();
             ensure!(times == PERF_RUNS, "{times} x {line}, not {PERF_RUNS}: {}", all(&outcome));
         }
         Ok(())

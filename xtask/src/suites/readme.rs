@@ -168,10 +168,13 @@ fn row(line: &str) -> Option<(u64, &str)> {
 fn check_shares(text: &str) -> Result<()> {
     let rows: Vec<_> = text.lines().filter_map(|line| Some((line, row(line)?))).collect();
     let sum: u64 = rows.iter().map(|(_, (samples, _))| samples).sum();
-    let said: Vec<_> = text.split(" samples of ").map(last_word).collect();
-    let said = said.split_last().map_or(&[][..], |(_, said)| said);
-    let is_right = said.iter().all(|said| said.parse() == Ok(sum));
-    ensure!(is_right && sum > 0 && !said.is_empty(), "samples of {said:?} found, {sum} expected");
+    let output: Vec<_> = text.split(" samples of ").map(last_word).collect();
+    let output = output.split_last().map_or(&[][..], |(_, output)| output);
+    let is_right = output.iter().all(|output| output.parse() == Ok(sum));
+    ensure!(
+        is_right && sum > 0 && !output.is_empty(),
+        "samples of {output:?} found, {sum} expected"
+    );
     for (line, (samples, _)) in rows {
         let share = format!("{:.2}", 100.0 * samples as f64 / sum as f64);
         ensure!(line.split_whitespace().nth(1) == Some(&share), "{line}\nexpected {share}");

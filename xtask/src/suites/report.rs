@@ -170,8 +170,11 @@ impl Report {
     }
 
     /// Adds what a program says in lines `note TEXT` to the summary.
-    pub fn notes_of(&mut self, said: &str) {
-        said.lines().filter_map(|line| line.strip_prefix("note ")).for_each(|text| self.note(text));
+    pub fn notes_of(&mut self, printed: &str) {
+        printed
+            .lines()
+            .filter_map(|line| line.strip_prefix("note "))
+            .for_each(|text| self.note(text));
     }
 
     /// Boots `spec`, and tests by this name that its command succeeds. Returns the run for further
@@ -227,8 +230,8 @@ pub fn console_says(outcome: &Outcome, what: &str) -> Result<()> {
 
 /// Returns what stands between these two on a line that a run has printed.
 pub fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
-    let said = String::from_utf8_lossy(&outcome.stdout);
-    let found = said.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
+    let printed = String::from_utf8_lossy(&outcome.stdout);
+    let found = printed.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
     found.map(str::to_owned).with_context(|| format!("no `{before}`: {}", all(outcome)))
 }
 

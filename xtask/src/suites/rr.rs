@@ -114,11 +114,14 @@ fn command_of_the_book(topology: &str) -> Result<()> {
     let mut verb = Command::new(env::current_exe()?);
     verb.args(["vm", "--with", "rr", "--topology", topology, "--copy"]).arg(&dir);
     let ended = verb.args(["--", "sh", "-c", script.trim_matches('\'')]).output()?;
-    let (said, errors) =
+    let (printed, errors) =
         (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-    ensure!(ended.status.success(), "{}\n{said}{errors}", ended.status);
-    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("at ")).collect();
-    ensure!(lines.len() == 2 && lines[0] == lines[1], "expected the same line twice, found {said}");
+    ensure!(ended.status.success(), "{}\n{printed}{errors}", ended.status);
+    let lines: Vec<&str> = printed.lines().filter(|line| line.starts_with("at ")).collect();
+    ensure!(
+        lines.len() == 2 && lines[0] == lines[1],
+        "expected the same line twice, found {printed}"
+    );
     Ok(())
 }
 
@@ -189,10 +192,10 @@ fn own_tests(topology: &str, wanted: &str) -> Result<Spec> {
 fn results(spec: Spec) -> Result<BTreeMap<String, String>> {
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
-    let said = String::from_utf8_lossy(&outcome.stdout);
+    let printed = String::from_utf8_lossy(&outcome.stdout);
     let of =
         |line: &str| line.split_once(' ').map(|(name, what)| (name.to_owned(), what.to_owned()));
-    Ok(said.lines().filter_map(of).collect())
+    Ok(printed.lines().filter_map(of).collect())
 }
 
 /// Describes a machine with a tenant of this kind, which has all that the tests need.

@@ -150,11 +150,11 @@ fn boot(report: &mut Report, kind: Kind, pair: &Pair) -> Result<String> {
     let outcome = machine::run(&spec)?;
     let (release, version) = pair;
     let pair = format!("{} {release}, Linux {version}", kind.name());
-    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
-    report.note(format!("{pair}: {}", said.lines().next().unwrap_or("did not boot")));
+    let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    report.note(format!("{pair}: {}", printed.lines().next().unwrap_or("did not boot")));
     let mut can = Vec::new();
     for (word, name, _) in ASKED {
-        let result = answered(&outcome, &said, word);
+        let result = answered(&outcome, &printed, word);
         if result.is_ok() {
             can.push(word);
         }
@@ -164,9 +164,9 @@ fn boot(report: &mut Report, kind: Kind, pair: &Pair) -> Result<String> {
 }
 
 /// Fails unless the machine has answered one question as it should.
-fn answered(outcome: &Outcome, said: &str, word: &str) -> Result<()> {
+fn answered(outcome: &Outcome, printed: &str, word: &str) -> Result<()> {
     ensure!(outcome.status == Status::Exited(0), "{}", all(outcome));
-    let (_, rest) = said.split_once(&format!("asked {word}\n")).context("it was not asked")?;
+    let (_, rest) = printed.split_once(&format!("asked {word}\n")).context("it was not asked")?;
     let status = format!("status {word} 0\n");
     let (answer, _) = rest.split_once(&status).with_context(|| format!("failed: {rest}"))?;
     if word == "perf" {

@@ -140,11 +140,11 @@ impl Chroot {
         unshare.arg("--root").arg(&self.dir).args(["--mount-proc", "env", "-i"]);
         unshare.args(ENVIRONMENT).args(["sh", "-ec", &format!("exec 2>&1; cd /; {script}")]);
         let out = sh::root_command(&self.seen_by(unshare))?.output()?;
-        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let printed = String::from_utf8_lossy(&out.stdout).into_owned();
         // These are the messages of `unshare` itself.
         let refused = String::from_utf8_lossy(&out.stderr);
-        ensure!(out.status.success(), "{script}\n{}\n{refused}{said}", out.status);
-        Ok(said)
+        ensure!(out.status.success(), "{script}\n{}\n{refused}{printed}", out.status);
+        Ok(printed)
     }
 
     /// Removes the system.

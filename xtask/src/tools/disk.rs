@@ -35,7 +35,7 @@ pub fn ensure_room(dirs: &[PathBuf]) -> Result<()> {
 
 /// Returns the last number that a command prints.
 fn number(command: &mut Command) -> Result<u64> {
-    let said = sh::output(command)?;
-    let words = said.split_whitespace();
-    words.filter_map(|word| word.parse().ok()).next_back().with_context(|| said.clone())
+    let printed = sh::output(command)?;
+    let words = printed.split_whitespace();
+    words.filter_map(|word| word.parse().ok()).next_back().with_context(|| printed.clone())
 }

@@ -66,8 +66,8 @@ fn a_switch_that_comes_back_is_no_migration() {
             thread.switch_out();
             thread.switch_in(0);
             let page = &thread.page;
-            let said = [&page.switches, &page.migrations].map(|count| count.load(Relaxed));
-            assert_eq!(said, [round, 0]);
+            let published = [&page.switches, &page.migrations].map(|count| count.load(Relaxed));
+            assert_eq!(published, [round, 0]);
         }
         thread.stop();
     }
@@ -179,8 +179,8 @@ fn the_time_of_a_thread_that_samples_is_counted_only_if_asked_for() {
     let thread = machine.thread();
     for (flags, time) in [(0, 0), (CONTROL_TSC, 40), (0, 0)] {
         thread.control(&Control { flags, ..sampling(1_000) }).unwrap();
-        let said = thread.page.state.load(Relaxed) & THREAD_TSC;
-        assert_eq!(said != 0, flags != 0, "the page says whether time is counted");
+        let published = thread.page.state.load(Relaxed) & THREAD_TSC;
+        assert_eq!(published != 0, flags != 0, "the page says whether time is counted");
         thread.execute(40);
         thread.switch_out();
         assert_eq!(thread.read().unwrap().tsc, time);
@@ -227,12 +227,12 @@ fn a_page_says_by_which_index_each_counter_is_read() {
     let wanted = control(&[counter(17, EVNTSEL_USR | EVNTSEL_EN), counter(2, BRANCHES)]);
     let (page, counting, caps) = (&thread.page, &machine.counting, Machine::caps());
     thread.pmu.borrow_mut().control_asleep(page, counting, &caps, &wanted).unwrap();
-    let said = [0, 1].map(|place| {
+    let published = [0, 1].map(|place| {
         let published = &thread.page.slots[place];
         (published.slot.load(Relaxed), published.counter_index.load(Relaxed))
     });
     // Bit 30 selects the fixed counters (SDM volume 3, 20.2.2).
-    assert_eq!(said, [(17, 0x4000_0001), (2, 2)]);
+    assert_eq!(published, [(17, 0x4000_0001), (2, 2)]);
 }
 
 #[test]

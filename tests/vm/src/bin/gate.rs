@@ -104,10 +104,10 @@ fn gate(version: &[u8], noise: usize, options: &[&str]) -> Result<Outcome> {
     command.args(options);
     command.args(["--", HERE, "-9nc", WORDS]).env("NOISE", "n".repeat(noise * 17));
     let output = command.stdout(Stdio::null()).output().context(PERFCTR)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let table = fs::read_to_string(TABLE).context(said.clone())?;
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    let table = fs::read_to_string(TABLE).context(printed.clone())?;
     fs::remove_file(TABLE)?;
-    let row = table.lines().last().context(said)?;
+    let row = table.lines().last().context(printed)?;
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
     let cell = |n: usize| cells.get(n).map(|cell| (*cell).to_owned()).context(row.to_owned());
     Ok(Outcome { status: output.status.code(), now: cell(4)?, difference: cell(5)? })

@@ -114,23 +114,23 @@ fn record<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
 }
 
 /// Runs a command that succeeds. Returns what it has said to people.
-fn said(command: &mut Command) -> Result<String> {
+fn shown(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } = command.output()?;
-    let said = String::from_utf8([stdout, stderr].concat())?;
-    ensure!(status.success(), "{command:?}: {status}: {said}");
-    Ok(said)
+    let shown = String::from_utf8([stdout, stderr].concat())?;
+    ensure!(status.success(), "{command:?}: {status}: {shown}");
+    Ok(shown)
 }
 
 /// Runs a command that fails. Returns what it has said.
 fn failed(command: &mut Command) -> Result<String> {
     let Output { status, stderr, .. } = command.output()?;
-    let said = String::from_utf8(stderr)?;
-    ensure!(status.code() == Some(125), "{command:?}: {status}: {said}");
-    Ok(said)
+    let shown = String::from_utf8(stderr)?;
+    ensure!(status.code() == Some(125), "{command:?}: {status}: {shown}");
+    Ok(shown)
 }
 
 fn report(arguments: &[&str]) -> Result<String> {
-    said(Command::new(PERFCTR).args(["report", "-i", PROFILE]).args(arguments))
+    shown(Command::new(PERFCTR).args(["report", "-i", PROFILE]).args(arguments))
 }
 
 fn number(value: &Value) -> u64 {
@@ -167,7 +167,7 @@ fn layers(tally: &mut Tally) -> Result<()> {
         ("instructions", &["hypervisor", "kernel", "user"], [1, 1]),
     ] {
         let period = PERIOD.to_string();
-        let printed = said(
+        let printed = shown(
             record(["-e", event, "-c", &period, "-C", "0", "--", THIS, "--work", WORKED])
                 .stdin(Stdio::null()),
         )?;
@@ -233,7 +233,8 @@ fn functions(tally: &mut Tally) -> Result<()> {
 /// Checks that the running hypervisor's file is taken, and that another is refused by both
 /// build-ids.
 fn files(tally: &mut Tally) -> Result<()> {
-    let printed = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
+    let printed =
+        shown(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
     print!("{printed}");
     let table = report(&["-s", "layer,module,symbol"])?;
     println!("{table}");
@@ -348,7 +349,7 @@ fn live(tally: &mut Tally) -> Result<()> {
         "the view has all layers",
         equal(layers, BTreeSet::from(["hypervisor", "kernel", "user"])),
     );
-    let after = said(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
+    let after = shown(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
     tally.check("nothing is left of a view", equal(after.contains("lost 0 "), true));
     Ok(())
 }
@@ -377,16 +378,16 @@ fn paused(pause: Duration) -> Result<String> {
     sleep(Duration::from_millis(500));
     send(&child, Signal::SIGTERM)?;
     let Output { status, stderr, .. } = child.wait_with_output()?;
-    let said = String::from_utf8(stderr)?;
-    print!("{said}");
-    ensure!(status.success(), "{status}: {said}");
-    Ok(said)
+    let shown = String::from_utf8(stderr)?;
+    print!("{shown}");
+    ensure!(status.success(), "{status}: {shown}");
+    Ok(shown)
 }
 
 /// Samples that are not taken in time are counted, and the command reports their number.
 fn loses(tally: &mut Tally) -> Result<()> {
-    let said = paused(PAUSE)?;
-    let lost = said.lines().find_map(|line| {
+    let shown = paused(PAUSE)?;
+    let lost = shown.lines().find_map(|line| {
         let (number, rest) = line.strip_prefix("perfctr: lost ")?.split_once(' ')?;
         rest.starts_with("sample").then(|| number.parse::<u64>().ok())?
     });
@@ -414,12 +415,12 @@ fn ends(tally: &mut Tally) -> Result<()> {
     send(&killed, Signal::SIGKILL)?;
     killed.wait()?;
     sleep(TOO_LONG);
-    let after = said(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
+    let after = shown(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
     tally.check("nothing is left of one that was killed", equal(after.contains("lost 0 "), true));
     let ended = begin(PERIOD)?;
     send(&ended, Signal::SIGTERM)?;
     ensure!(ended.wait_with_output()?.status.success(), "it ends well");
-    let after = said(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
+    let after = shown(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
     let again = equal(after.contains("lost 0 "), true);
     tally.check("another one can begin at once after one that has ended", again);
     Ok(())

@@ -87,8 +87,8 @@ pub fn build(version: &str, linux: &[&str]) -> Result<Built> {
     })?;
     let mut debs: Vec<PathBuf> = cache::files(&dir)?.into_iter().map(|(_, path)| path).collect();
     debs.retain(|path| path.extension().is_some_and(|kind| kind == "deb"));
-    let said = fs::read_to_string(dir.join("lintian"))?;
-    let tags = said.lines().filter(|line| !line.starts_with("N:") && !is_chance(line));
+    let printed = fs::read_to_string(dir.join("lintian"))?;
+    let tags = printed.lines().filter(|line| !line.starts_with("N:") && !is_chance(line));
     Ok(Built { debs, tags: tags.map(str::to_owned).collect() })
 }
 
@@ -126,8 +126,8 @@ fn make_there(tree: &Path, version: &str, dir: &Path) -> Result<()> {
     for file in debian.run("find /build -maxdepth 1 -type f")?.lines() {
         debian.get(file, &dir.join(Path::new(file).file_name().context("a file has a name")?))?;
     }
-    let said = debian.run(&format!("{} /build/{}", LOOK.join(" "), changes(version)))?;
-    fs::write(dir.join("lintian"), said)?;
+    let printed = debian.run(&format!("{} /build/{}", LOOK.join(" "), changes(version)))?;
+    fs::write(dir.join("lintian"), printed)?;
     debian.remove()
 }
 

@@ -213,13 +213,13 @@ impl Command<'_> {
     /// than the book shows.
     fn compare(&self, printed: &Path) -> Result<()> {
         let text = fs::read_to_string(printed).with_context(|| printed.display().to_string())?;
-        let said = |lines: &str| format!("{}\n{lines}", self.shown.join("\n"));
+        let output = |lines: &str| format!("{}\n{lines}", self.shown.join("\n"));
         let ended = text.strip_suffix("status 0\n");
         let text = ended.with_context(|| format!("it failed:\n{text}"))?;
         let printed: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let shown: Vec<&str> =
             self.shown.iter().copied().filter(|line| !line.trim().is_empty()).collect();
-        ensure!(matches(&shown, &printed), "{}", said(text));
+        ensure!(matches(&shown, &printed), "{}", output(text));
         Ok(())
     }
 }

@@ -21,9 +21,9 @@ pub fn check() -> Result<()> {
     let (docs, built) = (sh::project().join("docs"), cache::root()?.join("work/book"));
     let mut make = cmd(&mdbook::mdbook()?.to_string_lossy(), ["build", "--dest-dir"]);
     let made = make.arg(&built).arg(&docs).output()?;
-    let said = String::from_utf8_lossy(&made.stderr);
-    let complains = said.contains("WARN") || said.contains("ERROR");
-    ensure!(made.status.success() && !complains, "mdbook: {}\n{said}", made.status);
+    let printed = String::from_utf8_lossy(&made.stderr);
+    let complains = printed.contains("WARN") || printed.contains("ERROR");
+    ensure!(made.status.success() && !complains, "mdbook: {}\n{printed}", made.status);
     let mut pages = BTreeMap::new();
     for (name, path) in cache::files(&built)? {
         if name.ends_with(".html") {

@@ -185,8 +185,8 @@ impl Tests {
                 binaries.push((is_apart, Binary::new(path, &manifest, target.name)?));
             }
         }
-        let said = String::from_utf8_lossy(&out.stderr);
-        ensure!(out.status.success(), "cargo test: {}\n{errors}{said}", out.status);
+        let printed = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "cargo test: {}\n{errors}{printed}", out.status);
         ensure!(!binaries.is_empty(), "these packages have no tests");
         // Tests in the same files as the code are quick, so they are run first.
         binaries.sort_by_key(|(is_apart, _)| *is_apart);

@@ -17,8 +17,8 @@ pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
         let mut simulator = simulator(&options)?;
         let start = Instant::now();
         let out = simulator.output().context("the simulator")?;
-        let said = String::from_utf8_lossy(&out.stdout);
-        let line = said.lines().find(|line| line.split(' ').next() == Some(&fault.name));
+        let printed = String::from_utf8_lossy(&out.stdout);
+        let line = printed.lines().find(|line| line.split(' ').next() == Some(&fault.name));
         let why = String::from_utf8_lossy(&out.stderr);
         ensure!(line.is_some(), "the simulator does not say what it found: {why}");
         let found = match line.filter(|_| out.status.success()) {

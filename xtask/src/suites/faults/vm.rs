@@ -31,8 +31,8 @@ fn one(fault: Fault) -> Result<Verdict> {
         Ended::Passed => Found::Alive,
         // This happens if other tests have failed, if the fault does not compile, or if the guest
         // does not come up.
-        Ended::Failed(said) => {
-            bail!("{}: the test that it names did not fail, but\n{said}", fault.name)
+        Ended::Failed(printed) => {
+            bail!("{}: the test that it names did not fail, but\n{printed}", fault.name)
         }
     };
     Ok(Verdict { fault, found, time: start.elapsed() })
@@ -77,7 +77,7 @@ fn run_until(command: &mut Command, test: &str) -> Result<Ended> {
     let stdout = child.stdout.take().context("it was asked for")?;
     let stderr = child.stderr.take().context("it was asked for")?;
     let why = thread::spawn(move || io::read_to_string(stderr));
-    let mut said = String::new();
+    let mut printed = String::new();
     for line in BufReader::new(stdout).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         if let Some(failed) = failed(&line).filter(|failed| failed.contains(test)) {
@@ -85,14 +85,14 @@ fn run_until(command: &mut Command, test: &str) -> Result<Ended> {
             child.wait()?;
             return Ok(Ended::Noticed(failed.to_owned()));
         }
-        said += &line;
-        said.push('\n');
+        printed += &line;
+        printed.push('\n');
     }
     if child.wait()?.success() {
         return Ok(Ended::Passed);
     }
-    said += &why.join().expect("it does not panic")?;
-    Ok(Ended::Failed(said))
+    printed += &why.join().expect("it does not panic")?;
+    Ok(Ended::Failed(printed))
 }
 
 /// Returns the name of the failed test, if a line of a suite or of a program of `tests/vm` says
@@ -121,8 +121,8 @@ mod tests {
         let other = "echo 'FAILED  other: 1'; echo 'ok      the named two'";
         let named = "echo 'FAILED  the named one: 3 found, 4 expected'";
         assert_eq!(ended(&format!("{other}; {named}; exit 1")), noticed);
-        let said = "FAILED  other: 1\nok      the named two\nwhy\n".to_owned();
-        assert_eq!(ended(&format!("{other}; echo why >&2; exit 1")), Ended::Failed(said));
+        let printed = "FAILED  other: 1\nok      the named two\nwhy\n".to_owned();
+        assert_eq!(ended(&format!("{other}; echo why >&2; exit 1")), Ended::Failed(printed));
         assert_eq!(ended("echo 'ok      the named one'"), Ended::Passed);
     }
 

@@ -79,9 +79,9 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     report.test("a kernel without such modules is named when it is installed", || {
         let hook = |release: &str| debian.run(&format!("{HOOK} {release} /boot/vmlinuz"));
         ensure!(hook(release)?.is_empty(), "{release} has them");
-        let said = hook("6.1.0-999-amd64")?;
+        let printed = hook("6.1.0-999-amd64")?;
         let expected = "the package perfctr-kvm-modules-6.1.0-999-amd64 is not installed\n";
-        ensure!(said.ends_with(expected), "{said}");
+        ensure!(printed.ends_with(expected), "{printed}");
         Ok(())
     });
     if report.volume == Volume::Long {
@@ -107,8 +107,8 @@ fn install_ours(debian: &Chroot, now: &Built, release: &str) -> Result<()> {
     let packages = ["perfctr", HOSTS, &kvm::package(release)];
     let is_for_it = |deb: &&PathBuf| packages.contains(&super::name_of(deb));
     let debs: Vec<PathBuf> = now.debs.iter().filter(is_for_it).cloned().collect();
-    let said = install_as(debian, &debs, PAGE, HOSTS, &[("$(uname -r)", release)])?;
-    ensure!(said.contains("perfctr: modprobe -r kvm-amd kvm-intel kvm;"), "{said}");
+    let printed = install_as(debian, &debs, PAGE, HOSTS, &[("$(uname -r)", release)])?;
+    ensure!(printed.contains("perfctr: modprobe -r kvm-amd kvm-intel kvm;"), "{printed}");
     let ours = format!("/{}", kvm::directory(release));
     let expected = [format!("{ours}/{COMMON} enable_pmu=0 perfctr=on"), format!("{ours}/{AMD}")];
     let found = modules_that_would_load(debian, release)?;
@@ -129,16 +129,16 @@ fn check_kernel_of_each(debian: &Chroot, now: &Built) -> Result<()> {
     releases.dedup();
     ensure!(releases.len() == kvm::VERSIONS.len(), "packages for {releases:?} were built");
     for release in releases {
-        let said = debian.run(&format!(
+        let printed = debian.run(&format!(
             "dpkg -x debs/{prefix}{release}_*.deb debs/{release}; \
              for module in debs/{release}/{}/*; do modinfo -F vermagic $module; done; \
              dpkg -f debs/{prefix}{release}_*.deb Depends",
             kvm::directory(release)
         ))?;
         let magic = format!("{release} ");
-        let count = said.lines().filter(|line| line.starts_with(&magic)).count();
+        let count = printed.lines().filter(|line| line.starts_with(&magic)).count();
         let version = format!(" linux-image-{release} (= ");
-        ensure!(count == MODULES.len() && said.contains(&version), "{said}");
+        ensure!(count == MODULES.len() && printed.contains(&version), "{printed}");
     }
     Ok(())
 }
@@ -146,11 +146,11 @@ fn check_kernel_of_each(debian: &Chroot, now: &Built) -> Result<()> {
 /// Returns those modules, each with its options, that a kernel of this release would load for
 /// KVM on AMD, and that are not the kernel's own.
 fn modules_that_would_load(debian: &Chroot, release: &str) -> Result<Vec<String>> {
-    let said = debian.run(&format!("modprobe -S {release} --show-depends kvm-amd"))?;
+    let printed = debian.run(&format!("modprobe -S {release} --show-depends kvm-amd"))?;
     let modules: Option<Vec<&str>> =
-        said.lines().map(|line| line.strip_prefix("insmod ")).collect();
-    let modules = modules.with_context(|| said.clone())?;
-    ensure!(modules.iter().any(|module| module.contains("/kvm-amd.ko")), "{said}");
+        printed.lines().map(|line| line.strip_prefix("insmod ")).collect();
+    let modules = modules.with_context(|| printed.clone())?;
+    ensure!(modules.iter().any(|module| module.contains("/kvm-amd.ko")), "{printed}");
     let is_ours = |module: &&str| !module.contains("/kernel/");
     Ok(modules.into_iter().filter(is_ours).map(|module| module.trim().to_owned()).collect())
 }
@@ -237,9 +237,9 @@ fn count_in_machines(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> R
     cache::empty(&work)?;
     let outcome = machine::run(&host(debian, kernel, &work)?)?;
     fs::remove_dir_all(work)?;
-    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
     let says = |line: &str| -> Result<()> {
-        ensure!(said.lines().any(|said| said == line), "no `{line}`\n{}", all(&outcome));
+        ensure!(printed.lines().any(|printed| printed == line), "no `{line}`\n{}", all(&outcome));
         Ok(())
     };
     report.test("booted, it has loaded our modules with their options", || says("booted N on"));
@@ -248,7 +248,7 @@ fn count_in_machines(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> R
         report.test(&test, || {
             for line in pmu::PERF_LINES {
                 let begins = format!("{name} stdout: {line}");
-                let is_there = said.lines().any(|said| said.starts_with(&begins));
+                let is_there = printed.lines().any(|printed| printed.starts_with(&begins));
                 ensure!(is_there, "no `{begins}`\n{}", all(&outcome));
             }
             says(&format!("{name} control: exit 0"))

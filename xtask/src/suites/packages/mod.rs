@@ -278,11 +278,11 @@ fn programs(debian: &Chroot, work: &Path) -> Result<()> {
             ))
         };
         compile("packages", "perfctr")?;
-        let said = debian.run("program/packages")?;
-        ensure!(said == "perfctr: No such file or directory\n", "{link}: {said}");
+        let printed = debian.run("program/packages")?;
+        ensure!(printed == "perfctr: No such file or directory\n", "{link}: {printed}");
         compile("squares", "perfctr-counts")?;
-        let said = debian.run("! program/squares 2>&1")?;
-        ensure!(said.starts_with("no counters for instructions:u\n"), "{link}: {said}");
+        let printed = debian.run("! program/squares 2>&1")?;
+        ensure!(printed.starts_with("no counters for instructions:u\n"), "{link}: {printed}");
     }
     for (program, library) in
         [("packages", "libperfctr.so.6"), ("squares", "libperfctr-counts.so.1")]
@@ -290,8 +290,11 @@ fn programs(debian: &Chroot, work: &Path) -> Result<()> {
         let shared = debian.run(&format!("ldd program/{program}"))?;
         ensure!(shared.contains(&format!("{library} => /lib/x86_64-linux-gnu/")), "{shared}");
     }
-    let said = debian.run("! python3 program/page.py 2>&1")?;
-    ensure!(said.contains("perfctr._library.Error: no counters for instructions:u\n"), "{said}");
+    let printed = debian.run("! python3 program/page.py 2>&1")?;
+    ensure!(
+        printed.contains("perfctr._library.Error: no counters for instructions:u\n"),
+        "{printed}"
+    );
     Ok(())
 }
 
@@ -372,13 +375,13 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     let outcome = machine::run(&spec)?;
     fs::remove_file(system)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
-    let said = String::from_utf8_lossy(&outcome.stdout);
-    let squares: Vec<&str> = said.lines().filter(|line| line.starts_with(SQUARES)).collect();
+    let printed = String::from_utf8_lossy(&outcome.stdout);
+    let squares: Vec<&str> = printed.lines().filter(|line| line.starts_with(SQUARES)).collect();
     ensure!(squares.len() == 2 && squares[0] == squares[1], "{}", all(&outcome));
-    let python: Vec<u64> = said.lines().filter_map(|line| line.parse().ok()).collect();
+    let python: Vec<u64> = printed.lines().filter_map(|line| line.parse().ok()).collect();
     ensure!(python.len() == 2 && python.iter().all(|&count| count > 5_000), "{}", all(&outcome));
     for line in ["active\nactive\nroot perfctr 660\n", pmu::PERF_LINES[0], pmu::PERF_LINES[1]] {
-        ensure!(said.contains(line), "`{line}` expected\n{}", all(&outcome));
+        ensure!(printed.contains(line), "`{line}` expected\n{}", all(&outcome));
     }
     Ok(())
 }

@@ -68,15 +68,15 @@ fn offline() -> Result<()> {
     debian.put(&[&archive], "srv/source")?;
     debian.put(&xen::debian_source()?, &format!("{MIRROR}/pool"))?;
     debian.run(MAKE_MIRROR)?;
-    let said = debian.run(&format!(
+    let printed = debian.run(&format!(
         "export HOME=/root; ! command -v rustup; cd /srv/source; tar -xf *.tar.xz; \
          cd perfctr-{VERSION}; cargo xtask dist --kvm="
     ))?;
     for package in super::PACKAGES.iter().chain(&[super::kvm::HOSTS]) {
         let deb = format!("target/dist/{package}_{VERSION}_");
-        ensure!(said.lines().any(|line| line.contains(&deb)), "no {deb}*.deb\n{said}");
+        ensure!(printed.lines().any(|line| line.contains(&deb)), "no {deb}*.deb\n{printed}");
     }
-    ensure!(said.contains("\nlintian: nothing that"), "{said}");
+    ensure!(printed.contains("\nlintian: nothing that"), "{printed}");
     fs::remove_file(archive)?;
     debian.remove()
 }

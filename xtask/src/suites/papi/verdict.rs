@@ -129,18 +129,18 @@ fn judge(component: Component, test: &str, text: &str) -> Verdict {
         return Verdict::Failed("did not run".to_owned());
     };
     let where_said = |word: &str| output.iter().rposition(|line| line.contains(word));
-    let said = |word: &str| where_said(word).is_some();
-    if *status == "exit status 0" && !said("FAILED") {
+    let printed = |word: &str| where_said(word).is_some();
+    if *status == "exit status 0" && !printed("FAILED") {
         if let Some(line) = where_said("SKIPPED") {
             return Verdict::Skipped(end(&output[..=line]));
         }
-        if said("PASSED") {
+        if printed("PASSED") {
             let inexact = inexact(component, test, output);
             return inexact.map_or(Verdict::Passed, Verdict::Failed);
         }
     }
-    let is_expected = component == Perfctr && *status == FAILED && said("FAILED");
-    let known = CANNOT_PASS.iter().find(|(name, sign, _)| *name == test && said(sign));
+    let is_expected = component == Perfctr && *status == FAILED && printed("FAILED");
+    let known = CANNOT_PASS.iter().find(|(name, sign, _)| *name == test && printed(sign));
     match known.filter(|_| is_expected) {
         Some((_, _, why)) => Verdict::CannotPass((*why).to_owned()),
         None => Verdict::Failed(format!("{}; {status}", end(output))),
@@ -157,8 +157,8 @@ fn end(lines: &[&str]) -> String {
 fn inexact(component: Component, test: &str, output: &[&str]) -> Option<String> {
     let is_it = |exact: &&Exact| exact.component == component && exact.test == test;
     let exact = EXACT.iter().find(is_it)?;
-    let said = output.iter().filter_map(|line| line.split_once("PAPI_TOT_INS :"));
-    let counts: Result<Vec<u64>, _> = said.map(|(_, count)| count.trim().parse()).collect();
+    let printed = output.iter().filter_map(|line| line.split_once("PAPI_TOT_INS :"));
+    let counts: Result<Vec<u64>, _> = printed.map(|(_, count)| count.trim().parse()).collect();
     let Ok(mut counts) = counts else {
         return Some("a PAPI_TOT_INS is no number".to_owned());
     };
@@ -235,8 +235,8 @@ mod tests {
         assert_eq!(judge(PerfEvent, 1_300), Verdict::Passed);
         assert!(is_failed(&judge(PerfEvent, 1_301)));
         assert_eq!(judge(Perfctr, 1_301), Verdict::Passed);
-        let said = "Using 11 events\nFAILED!!!\nexit status 1\n";
-        assert!(is_failed(&super::judge(PerfEvent, "sdsc-mpx", said)));
+        let printed = "Using 11 events\nFAILED!!!\nexit status 1\n";
+        assert!(is_failed(&super::judge(PerfEvent, "sdsc-mpx", printed)));
     }
 
     #[test]
@@ -262,8 +262,8 @@ mod tests {
 
     #[test]
     fn what_cannot_pass_fails_in_its_own_way_only() {
-        let said = "Using 11 events\nFAILED!!!\n";
-        let cannot = |status| judge(Perfctr, "sdsc-mpx", &with_status(said, status));
+        let printed = "Using 11 events\nFAILED!!!\n";
+        let cannot = |status| judge(Perfctr, "sdsc-mpx", &with_status(printed, status));
         assert!(matches!(cannot(1), Verdict::CannotPass(_)));
         for status in [0, 124, 137, 139] {
             assert!(is_failed(&cannot(status)), "{status}");

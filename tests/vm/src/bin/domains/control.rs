@@ -107,8 +107,8 @@ impl Domain {
 
     /// Waits until it can count.
     fn begin(&mut self) -> Result<()> {
-        let said = self.tenant.hear()?;
-        ensure!(said == "ready", "{} says {said}", self.name);
+        let reply = self.tenant.hear()?;
+        ensure!(reply == "ready", "{} says {reply}", self.name);
         Ok(())
     }
 
@@ -116,9 +116,9 @@ impl Domain {
     fn count(&mut self, scene: &str, at_once: bool, commands: &[&str]) -> Result<()> {
         let request = json!({ "at_once": at_once, "commands": commands, "events": self.events });
         self.tenant.tell(&request)?;
-        let said = self.tenant.hear()?;
-        let counts = said["counts"].as_array().with_context(|| said.to_string())?;
-        ensure!(counts.len() == commands.len(), "{said}");
+        let reply = self.tenant.hear()?;
+        let counts = reply["counts"].as_array().with_context(|| reply.to_string())?;
+        ensure!(counts.len() == commands.len(), "{reply}");
         for (command, counts) in commands.iter().zip(counts) {
             for ((event, _), count) in
                 self.events.iter().zip(counts.as_array().into_iter().flatten())
@@ -126,7 +126,7 @@ impl Domain {
                 println!("count {scene} {} {event} {count} {command}", self.name);
             }
         }
-        self.preempted = said["preempted"].as_u64().context("it does not say how often")?;
+        self.preempted = reply["preempted"].as_u64().context("it does not say how often")?;
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ pub fn run(words: &[&str]) -> Result<Output> {
 }
 
 /// Returns what it writes to its standard output.
-pub fn said(words: &[&str]) -> Result<String> {
+pub fn printed(words: &[&str]) -> Result<String> {
     let output = run(words)?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{words:?}: {}: {error}", output.status);

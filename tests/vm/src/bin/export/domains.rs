@@ -6,11 +6,11 @@ use perfctr::{Provider, Session};
 use serde_json::Value;
 use vm_tests::tally::{Tally, equal};
 
-use crate::command::{run, said};
+use crate::command::{printed, run};
 
 /// Tests who may count, and which counters there are.
 pub fn policy(tally: &mut Tally) -> Result<()> {
-    let limits: Value = serde_json::from_str(&said(&["domains", "limits", "--json"])?)?;
+    let limits: Value = serde_json::from_str(&printed(&["domains", "limits", "--json"])?)?;
     tally.check("the limits are what guests are told", {
         let keys = ["version", "general", "fixed", "samples", "all_events"];
         equal(
@@ -18,9 +18,9 @@ pub fn policy(tally: &mut Tally) -> Result<()> {
             ["1", "4", "3", "true", "false"].map(String::from),
         )
     });
-    said(&["domains", "forbid", "0"])?;
+    printed(&["domains", "forbid", "0"])?;
     let forbidden = Session::open_with(Provider::Paravirt).err().map(|error| error.to_string());
-    said(&["domains", "allow", "0"])?;
+    printed(&["domains", "allow", "0"])?;
     let allowed = Session::open_with(Provider::Paravirt).is_ok();
     tally.check("a domain is forbidden to count, and allowed again", {
         let words = forbidden.unwrap_or_default();

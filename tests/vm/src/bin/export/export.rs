@@ -15,7 +15,7 @@ use serde_json::Value;
 use vm_tests::region::Region;
 use vm_tests::tally::{Tally, equal};
 
-use crate::command::{PERFCTR, said};
+use crate::command::{PERFCTR, printed};
 use crate::worker::Worker;
 
 const EXPORTER: &str = "127.0.0.1:9464";
@@ -58,9 +58,9 @@ fn get(address: &str, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    Ok(said.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
+    let mut printed = String::new();
+    stream.read_to_string(&mut printed)?;
+    Ok(printed.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
 }
 
 /// Returns the value of the one metric that starts with this text.
@@ -171,7 +171,7 @@ fn start_prometheus() -> Result<Server> {
 pub fn live(tally: &mut Tally) -> Result<()> {
     let mut busy = Server(Command::new("/bin/sh").args(["-c", "while :; do :; done"]).spawn()?);
     let looks = ["top", "--plain", "-e", EVENT, "-d", "500", "-n", "2"];
-    let threads = said(&looks)?;
+    let threads = printed(&looks)?;
     let first = |text: &str| -> Option<(String, u64)> {
         let lines: Vec<&str> = text.lines().collect();
         let heading = lines.iter().rposition(|line| line.contains(EVENT))?;
@@ -187,7 +187,7 @@ pub fn live(tally: &mut Tally) -> Result<()> {
             .is_some_and(|(tid, count)| *tid == busy.0.id().to_string() && *count > 1_000_000);
         is_right.then_some(()).ok_or(format!("{top:?} in\n{threads}"))
     });
-    let cpus = said(&[&looks[..], &["--cpus"]].concat())?;
+    let cpus = printed(&[&looks[..], &["--cpus"]].concat())?;
     println!("{cpus}");
     let counts = cpus.lines().filter(|line| line.contains(" CPU "));
     let counts: Vec<u64> = counts
@@ -198,7 +198,7 @@ pub fn live(tally: &mut Tally) -> Result<()> {
         let is_right = counts.len() == expected && counts.iter().any(|&count| count > 1_000_000);
         is_right.then_some(()).ok_or(cpus)
     });
-    let sampled = said(&["top", "--plain", "--functions", "-e", EVENT, "-d", "500", "-n", "2"])?;
+    let sampled = printed(&["top", "--plain", "--functions", "-e", EVENT, "-d", "500", "-n", "2"])?;
     println!("{sampled}");
     let updates: Vec<(u64, u64)> = sampled.lines().fold(Vec::new(), |mut updates, line| {
         let mut words = line.split_whitespace();

@@ -35,7 +35,7 @@ pub fn locked_kib(process: Pid) -> Result<Vec<u64>> {
 /// Returns for each machine whether it is this process's, and whether it may count.
 pub fn list(process: Pid) -> Result<Vec<u64>> {
     let domains = json(&["list", "--json"])?;
-    let text = said(&["list"])?;
+    let text = printed(&["list"])?;
     let mut all = Vec::new();
     ensure!(domains["format"] == "perfctr domains list" && domains["version"] == 1, "{domains}");
     for domain in domains["domains"].as_array().context("no list")? {
@@ -58,13 +58,13 @@ pub fn list(process: Pid) -> Result<Vec<u64>> {
 pub fn allow(allowed: bool) -> Result<Vec<u64>> {
     if allowed {
         fs::write(POLICY, format!("# The guest of this test.\n{NAME}\n"))?;
-        said(&["apply", POLICY])?;
+        printed(&["apply", POLICY])?;
         let domains = json(&["list", "--json"])?;
         let all = domains["domains"].as_array().context("no list")?;
         ensure!(all.iter().all(|domain| domain["allowed"] == true), "{domains}");
-        said(&["forbid", NAME])?;
+        printed(&["forbid", NAME])?;
     }
-    said(&[if allowed { "allow" } else { "forbid" }, NAME])?;
+    printed(&[if allowed { "allow" } else { "forbid" }, NAME])?;
     Ok(Vec::new())
 }
 
@@ -77,11 +77,11 @@ pub fn allow_nobody() -> Result<Vec<u64>> {
 }
 
 fn json(arguments: &[&str]) -> Result<Value> {
-    let text = said(arguments)?;
+    let text = printed(arguments)?;
     serde_json::from_str(&text).with_context(|| text)
 }
 
-fn said(arguments: &[&str]) -> Result<String> {
+fn printed(arguments: &[&str]) -> Result<String> {
     let output = run(arguments)?;
     let words = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{arguments:?}: {}, {words}", output.status);

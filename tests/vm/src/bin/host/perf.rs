@@ -87,16 +87,16 @@ fn counted(event: &Event, region: Region) -> Result<u64> {
 /// Returns the driver's messages in the kernel's log.
 pub fn messages() -> Result<Vec<String>> {
     let mut log = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(MESSAGES)?;
-    let (mut said, mut record) = (Vec::new(), [0; 8192]);
+    let (mut printed, mut record) = (Vec::new(), [0; 8192]);
     loop {
         match log.read(&mut record) {
             Ok(bytes) => {
                 let text = String::from_utf8_lossy(&record[..bytes]);
                 let message = text.split_once(';').context("a message")?.1;
                 let line = message.lines().next().unwrap_or_default();
-                said.extend(line.starts_with("perfctr: ").then(|| line.to_owned()));
+                printed.extend(line.starts_with("perfctr: ").then(|| line.to_owned()));
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(said),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(printed),
             // The log has dropped what was to be read next.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => (),
             Err(error) => return Err(error).context(MESSAGES),

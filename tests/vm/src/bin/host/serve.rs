@@ -116,14 +116,14 @@ impl<'a> Server<'a> {
                     eprintln!("the neighbour: {error:#}");
                     Refusal::EIO
                 }),
-                Request::Limits => said(domains::limits()),
-                Request::Locked => said(domains::locked_kib(self.guest.process())),
-                Request::Stopped => said(self.read_registers()),
-                Request::Reused => said(reused::allow()),
-                Request::Domains => said(domains::list(self.guest.process())),
-                Request::AllowByName(allowed) => said(domains::allow(allowed)),
-                Request::AllowNobody => said(domains::allow_nobody()),
-                Request::CountHost => said(cpus().map_err(Into::into).and_then(count_host)),
+                Request::Limits => outcome_of(domains::limits()),
+                Request::Locked => outcome_of(domains::locked_kib(self.guest.process())),
+                Request::Stopped => outcome_of(self.read_registers()),
+                Request::Reused => outcome_of(reused::allow()),
+                Request::Domains => outcome_of(domains::list(self.guest.process())),
+                Request::AllowByName(allowed) => outcome_of(domains::allow(allowed)),
+                Request::AllowNobody => outcome_of(domains::allow_nobody()),
+                Request::CountHost => outcome_of(cpus().map_err(Into::into).and_then(count_host)),
                 request => self.act(request),
             };
             writeln!(port.get_mut(), "{}", answer(outcome))?;
@@ -244,8 +244,8 @@ impl<'a> Server<'a> {
         let (own, other) = ([1, 1], [0, u64::from(allowed)]);
         ensure!(listed == [other, own].concat(), "{listed:?}");
         let status = child.wait()?;
-        let said = [0, 1, 2].map(|port| fs::read_to_string(format!("{NEIGHBOURS_PORTS}{port}")));
-        let [control, stdout, stderr] = said;
+        let printed = [0, 1, 2].map(|port| fs::read_to_string(format!("{NEIGHBOURS_PORTS}{port}")));
+        let [control, stdout, stderr] = printed;
         let (control, stdout, stderr) = (control?, stdout?, stderr?);
         let good = status.success() && control.ends_with("exit 0\n");
         ensure!(good, "{status}, {control:?}, {stdout}, {stderr}");
@@ -308,7 +308,7 @@ fn count_host(cpus: Vec<usize>) -> Result<Vec<u64>> {
 }
 
 /// Returns what the command has printed, or why it has failed.
-fn said(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
+fn outcome_of(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
     outcome.map_err(|error| {
         eprintln!("perfctr domains: {error:#}");
         Refusal::EIO

@@ -239,8 +239,8 @@ fn hostile_consumer() -> Result<()> {
             let mut accepted = 0_u64;
             while !done.load(Ordering::Relaxed) {
                 let any = rng.between(0, u64::MAX - 1);
-                for said in [any, any % 4_096, 1 << (any % 64), u64::MAX << (any % 64)] {
-                    accepted += u64::from(device.ring_take(said).is_ok());
+                for taken in [any, any % 4_096, 1 << (any % 64), u64::MAX << (any % 64)] {
+                    accepted += u64::from(device.ring_take(taken).is_ok());
                 }
             }
             accepted
@@ -346,8 +346,8 @@ fn bounded() -> Result<()> {
                     // The ring that is closed in between is still mapped.
                     drop(session);
                     let third = Session::open_with(Provider::Paravirt)?;
-                    let said = third.records(1, 0).map(drop).unwrap_err().to_string();
-                    ensure!(said.contains(ERROR), "a third ring: {said}");
+                    let error = third.records(1, 0).map(drop).unwrap_err().to_string();
+                    ensure!(error.contains(ERROR), "a third ring: {error}");
                     drop(records);
                     third.records(1, 0)?;
                     Ok(())

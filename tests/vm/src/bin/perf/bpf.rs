@@ -28,11 +28,11 @@ pub fn samples(machine: &Machine) -> Result<()> {
     let command = format!("/bin/sh {SCRIPT}");
     let out = bpftrace.args(["-f", "json", "-e", PROGRAM, "-c", &command]).output();
     let out = out.context("there is no bpftrace")?;
-    let said = String::from_utf8_lossy(&out.stdout);
-    ensure!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    let printed = String::from_utf8_lossy(&out.stdout);
+    ensure!(out.status.success(), "{printed}{}", String::from_utf8_lossy(&out.stderr));
     let is_map = |line: &Value| line["type"] == "map";
-    let map = said.lines().filter_map(|line| serde_json::from_str(line).ok()).find(is_map);
-    let map = map.with_context(|| format!("no samples: {said}"))?;
+    let map = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).find(is_map);
+    let map = map.with_context(|| format!("no samples: {printed}"))?;
     let threads = map["data"]["@"].as_object().context("no threads")?;
     let samples: Vec<u64> = threads.values().filter_map(Value::as_u64).collect();
     let rows = rows(&fs::read_to_string(COUNTS)?, 0);

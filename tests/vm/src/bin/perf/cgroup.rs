@@ -93,7 +93,7 @@ pub fn inherited(machine: &Machine) -> Result<()> {
         let pid = program.pid().to_string();
         let processes = RunningPerf::start("stat", &["-x,", "-e", EVENTS, "-p", &pid])?;
         program.run()?;
-        let [processes, cpus] = [processes.end()?, cpus.end()?].map(|said| rows(&said, 0));
+        let [processes, cpus] = [processes.end()?, cpus.end()?].map(|printed| rows(&printed, 0));
         let (inherited, on_cpus) = (executed(&processes)?, executed(&of_group(&cpus, &group))?);
         ensure!(inherited == on_cpus, "{inherited:?} of processes, {on_cpus:?} of CPUs");
         Ok(())

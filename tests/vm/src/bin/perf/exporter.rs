@@ -46,14 +46,14 @@ impl Exporter {
     fn scrape(&self, cpus: &[usize]) -> Result<Vec<u64>> {
         let mut stream = TcpStream::connect(ADDRESS)?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-        let mut said = String::new();
-        stream.read_to_string(&mut said)?;
+        let mut printed = String::new();
+        stream.read_to_string(&mut printed)?;
         let of = |cpu: &usize| {
             let metric = format!("{METRIC}{{cpu=\"{cpu}\"}} ");
-            let value = said.lines().find_map(|line| line.strip_prefix(&metric));
+            let value = printed.lines().find_map(|line| line.strip_prefix(&metric));
             // A count is a whole number however it is written.
             let value = value.and_then(|value| value.parse::<f64>().ok());
-            value.map(|value| value as u64).with_context(|| format!("no {metric}: {said}"))
+            value.map(|value| value as u64).with_context(|| format!("no {metric}: {printed}"))
         };
         cpus.iter().map(of).collect()
     }

@@ -52,8 +52,8 @@ pub fn partly_counted(machine: &Machine) -> Result<()> {
 }
 
 /// Fails unless perf says of both events that they were not counted.
-fn check_not_counted(said: &str) -> Result<()> {
-    let rows = rows(said, 0);
+fn check_not_counted(printed: &str) -> Result<()> {
+    let rows = rows(printed, 0);
     ensure!(rows.len() == 2 && rows.iter().all(|row| row.count.is_none()), "{rows:?}");
     Ok(())
 }

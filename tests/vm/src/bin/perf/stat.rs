@@ -21,22 +21,22 @@ const RUNS: usize = 20;
 fn count() -> Result<(Executed, bool)> {
     let events = format!("{EVENTS},task-clock");
     // If perf scaled counts, those of no time would be 0.
-    let said = perf(&["stat", "-v", "--no-scale", "-e", &events, STEPPED])?;
+    let printed = perf(&["stat", "-v", "--no-scale", "-e", &events, STEPPED])?;
     // Each event has these numbers, in this form only if perf is verbose: count, time enabled, time
     // running.
     let of = |event: &str| -> Result<[u64; 3]> {
-        let line = said.lines().find_map(|line| line.strip_prefix(event)?.strip_prefix(": "));
-        let numbers = line.with_context(|| said.clone())?.split_whitespace().map(str::parse);
-        let numbers = numbers.collect::<Result<Vec<u64>, _>>().with_context(|| said.clone())?;
-        numbers.try_into().map_err(|_| anyhow::anyhow!(said.clone()))
+        let line = printed.lines().find_map(|line| line.strip_prefix(event)?.strip_prefix(": "));
+        let numbers = line.with_context(|| printed.clone())?.split_whitespace().map(str::parse);
+        let numbers = numbers.collect::<Result<Vec<u64>, _>>().with_context(|| printed.clone())?;
+        numbers.try_into().map_err(|_| anyhow::anyhow!(printed.clone()))
     };
     let [instructions, enabled, running] = of("instructions:u")?;
     let [branches, ..] = of("branches:u")?;
-    ensure!(enabled == running, "it has taken turns: {said}");
+    ensure!(enabled == running, "it has taken turns: {printed}");
     // Linux begins to count the task's clock later, and may find that no time has passed.
-    let mut untold = said.lines().filter(|line| line.contains("<not counted>"));
+    let mut untold = printed.lines().filter(|line| line.contains("<not counted>"));
     let explained = untold.all(|line| line.contains("task-clock"));
-    ensure!(explained || enabled == 0, "{said}");
+    ensure!(explained || enabled == 0, "{printed}");
     Ok((Executed { instructions, branches }, explained))
 }
 
@@ -84,8 +84,8 @@ pub fn listed(machine: &Machine) -> Result<()> {
     // they are counted.
     let all: Vec<_> = listed.iter().map(|name| format!("cpu/{name}/u")).collect();
     for some in all.chunks(2) {
-        let said = perf(&["stat", "-x,", "-e", &some.join(","), LOOP])?;
-        ensure!(!said.contains("<not"), "{said}");
+        let printed = perf(&["stat", "-x,", "-e", &some.join(","), LOOP])?;
+        ensure!(!printed.contains("<not"), "{printed}");
     }
     Ok(())
 }

@@ -31,9 +31,9 @@ pub fn stepped() -> Result<Executed> {
 /// Runs perf, and returns what it prints.
 pub fn perf(arguments: &[&str]) -> Result<String> {
     let out = Command::new("perf").args(arguments).output().context("there is no perf")?;
-    let said = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "perf {}: {said}", arguments.join(" "));
-    Ok(String::from_utf8_lossy(&out.stdout).into_owned() + &said)
+    let printed = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "perf {}: {printed}", arguments.join(" "));
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned() + &printed)
 }
 
 /// A perf that counts from its start until it is ended.
@@ -79,14 +79,14 @@ impl RunningPerf {
     }
 
     fn end_of_output(&mut self) -> Result<String> {
-        let mut said = String::new();
+        let mut printed = String::new();
         let stderr = self.perf.stderr.take().context("a pipe")?;
-        std::io::Read::read_to_string(&mut BufReader::new(stderr), &mut said)?;
-        std::io::Read::read_to_string(&mut self.answers, &mut said)?;
+        std::io::Read::read_to_string(&mut BufReader::new(stderr), &mut printed)?;
+        std::io::Read::read_to_string(&mut self.answers, &mut printed)?;
         let status = self.perf.wait()?;
         let interrupted = |status: ExitStatus| status.signal() == Some(Signal::SIGINT as i32);
-        ensure!(status.success() || interrupted(status), "perf: {status} {said}");
-        Ok(said)
+        ensure!(status.success() || interrupted(status), "perf: {status} {printed}");
+        Ok(printed)
     }
 }
 
@@ -122,7 +122,7 @@ pub struct Row {
 }
 
 /// Reads the rows of `perf stat -x,`, with this many columns before the count.
-pub fn rows(said: &str, before: usize) -> Vec<Row> {
+pub fn rows(printed: &str, before: usize) -> Vec<Row> {
     let row = |line: &str| {
         let words: Vec<&str> = line.split(',').map(str::trim).collect();
         let [of @ .., count, unit, event] = words.get(..before + 3)? else { return None };
@@ -138,7 +138,7 @@ pub fn rows(said: &str, before: usize) -> Vec<Row> {
             })
             .filter(|_| unit.len() < 8)
     };
-    said.lines().filter_map(row).collect()
+    printed.lines().filter_map(row).collect()
 }
 
 /// Returns the sum of what the rows of an event have counted. An event in whose time the program

@@ -69,8 +69,8 @@ fn start_tenant(network: &str) -> Result<Tenant> {
     let wanted = Wanted::usual(Kind::Pvh, "web", 1, Tsc::Native, "tenant");
     let mut tenant = Tenant::create_wanted(&Wanted { config: network, ..wanted })?;
     tenant.unpause()?;
-    let said = tenant.hear()?;
-    ensure!(said == "ready", "the tenant says {said}");
+    let printed = tenant.hear()?;
+    ensure!(printed == "ready", "the tenant says {printed}");
     Ok(tenant)
 }
 
@@ -79,8 +79,8 @@ fn start_tenant(network: &str) -> Result<Tenant> {
 fn beside_load(tenant: &mut Tenant, seconds: u64, act: impl FnOnce() -> Result<()>) -> Result<u64> {
     tenant.tell(&json!(seconds))?;
     act()?;
-    let said = tenant.hear()?;
-    said.as_u64().with_context(|| format!("the tenant says {said}"))
+    let printed = tenant.hear()?;
+    printed.as_u64().with_context(|| format!("the tenant says {printed}"))
 }
 
 fn more_than_none(pages: u64) -> Result<(), String> {

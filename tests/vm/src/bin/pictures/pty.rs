@@ -26,8 +26,8 @@ pub fn run_in_terminal(words: &[&str], file: &str) -> Result<()> {
     let reader = thread::spawn(|| read_to_end(File::from(master)));
     let status = child.wait()?;
     let written = reader.join().expect("it does not panic");
-    let said = String::from_utf8_lossy(&written).into_owned();
-    ensure!(status.success(), "{status}: {said}");
+    let printed = String::from_utf8_lossy(&written).into_owned();
+    ensure!(status.success(), "{status}: {printed}");
     fs::write(file, written).with_context(|| file.to_owned())
 }
 

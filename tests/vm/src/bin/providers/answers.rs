@@ -203,21 +203,21 @@ const SELF: Asker = Asker { user: ROOT, filter: None };
 
 impl Asker {
     /// Returns what these words print in such a process.
-    fn said(self, words: &[&str]) -> Result<String> {
+    fn printed(self, words: &[&str]) -> Result<String> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("answer").uid(self.user);
         if let Some(errno) = self.filter {
             command.args(["--filter", &errno.to_string()]);
         }
         let output = command.args(words).output()?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{}: {said}{complaint}", output.status);
-        Ok(said)
+        ensure!(output.status.success(), "{}: {printed}{complaint}", output.status);
+        Ok(printed)
     }
 
     fn perfctr(self, words: &str) -> Result<String> {
-        self.said(&[&["--", PERFCTR], &words.split(' ').collect::<Vec<_>>()[..]].concat())
+        self.printed(&[&["--", PERFCTR], &words.split(' ').collect::<Vec<_>>()[..]].concat())
     }
 }
 
@@ -242,14 +242,14 @@ pub fn print(filter: Option<u16>, program: &[String]) -> Result<()> {
 
 /// Asks the library. Each text has to start a line of the answer.
 fn expect(asker: Asker, lines: &[&str]) -> Result<()> {
-    let said = asker.said(&[])?;
+    let printed = asker.printed(&[])?;
     for text in lines {
-        let is_said = said.lines().any(|line| line.starts_with(text));
-        ensure!(is_said, "`{text}` is not in:\n{said}");
+        let is_said = printed.lines().any(|line| line.starts_with(text));
+        ensure!(is_said, "`{text}` is not in:\n{printed}");
     }
     // A provider that cannot count says why again when it is asked to.
     let counts = !lines.contains(&TSC_IS);
-    ensure!(counts || said.contains("start: no counters for instructions:u\n"), "{said}");
+    ensure!(counts || printed.contains("start: no counters for instructions:u\n"), "{printed}");
     Ok(())
 }
 

@@ -242,22 +242,22 @@ fn absent() -> Result<()> {
 fn examples() -> Result<()> {
     let run = |words: &[&str]| -> Result<String> {
         let ended = Command::new(words[0]).args(&words[1..]).output().context("an example")?;
-        let said = String::from_utf8_lossy(&ended.stderr);
-        ensure!(ended.status.success(), "{words:?}: {}\n{said}", ended.status);
+        let printed = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.success(), "{words:?}: {}\n{printed}", ended.status);
         Ok(String::from_utf8(ended.stdout)?)
     };
-    let said = run(&["/work/program", LOOP])?;
+    let printed = run(&["/work/program", LOOP])?;
     let counts = EVENTS.iter().zip(LOOP_COUNTS).map(|((name, _), n)| format!("{n:>15} {name}\n"));
     let expected: String = counts.collect();
-    ensure!(said == expected, "{said}\n{expected} expected");
-    let said = run(&["/work/callers", FRAMES])?;
-    let lines: Vec<&str> = said.lines().collect();
+    ensure!(printed == expected, "{printed}\n{expected} expected");
+    let printed = run(&["/work/callers", FRAMES])?;
+    let lines: Vec<&str> = printed.lines().collect();
     let hot = lines
         .get(1)
         .is_some_and(|line| line.contains(" 0x4012") && line.contains(", called from 0x4011"));
-    ensure!(lines[0].ends_with(" samples, 0 lost") && hot, "{said}");
-    let said = run(&["/work/self_count"])?;
-    let words: Vec<&str> = said.split([' ', ':']).collect();
+    ensure!(lines[0].ends_with(" samples, 0 lost") && hot, "{printed}");
+    let printed = run(&["/work/self_count"])?;
+    let words: Vec<&str> = printed.split([' ', ':']).collect();
     let counted = words.get(2).and_then(|count| count.parse().ok());
     ensure!(counted.is_some_and(|n: u64| (1_000..100_000).contains(&n)), "{said}");
     for (example, lines) in [("/work/tasks", 3), ("/work/workers", 8)] {

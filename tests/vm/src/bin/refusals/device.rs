@@ -148,8 +148,8 @@ fn read_only(bench: &mut Bench) -> Result<()> {
     }
     for request in REQUESTS.iter().filter(|request| request.access == Access::Reads) {
         let answer = tell(&reader, request.number, [0_u8; 1024]);
-        let said = equal(answer == Err(Refusal::EBADF), false);
-        bench.tally.check(&format!("request {:#x} only reads", request.number & 0xff), said);
+        let outcome = equal(answer == Err(Refusal::EBADF), false);
+        bench.tally.check(&format!("request {:#x} only reads", request.number & 0xff), outcome);
     }
     Ok(())
 }

@@ -64,8 +64,8 @@ fn rr() -> Command {
 }
 
 fn ensure_success(output: &Output) -> Result<()> {
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {printed}", output.status);
     Ok(())
 }
 
@@ -86,10 +86,10 @@ pub fn check_ticks(periods: &[u64]) -> Result<()> {
 
 fn check_period(period: u64) -> Result<()> {
     // It writes into a file, since its second process holds a pipe if the first one has failed.
-    let said = File::create(COUNTERS_SAID)?;
+    let file = File::create(COUNTERS_SAID)?;
     let mut counters = Command::new("timeout");
     counters.args([PATIENCE, "/work/counters", "5", &period.to_string()]);
-    let ended = counters.stdout(said.try_clone()?).stderr(said).status()?;
+    let ended = counters.stdout(file.try_clone()?).stderr(file).status()?;
     let text = fs::read_to_string(COUNTERS_SAID)?;
     ensure!(ended.success(), "{ended}: {text}");
     let ticks: Vec<u64> = text

@@ -58,16 +58,16 @@ fn result_of(dir: &Path, test: &str) -> String {
         Ok(output) => output,
         Err(error) => return format!("{name} cannot be started: {error}"),
     };
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8_lossy(&printed);
     // Some scripts succeed if their program was not even started.
-    let reports_success = said.contains("PASSED") || said.contains("EXIT-SUCCESS");
-    if output.status.code() == Some(SKIPPED) || said.contains("NOTE: Skipping") {
+    let reports_success = printed.contains("PASSED") || printed.contains("EXIT-SUCCESS");
+    if output.status.code() == Some(SKIPPED) || printed.contains("NOTE: Skipping") {
         format!("{name} skips itself")
-    } else if output.status.success() && reports_success && !said.contains("FAILED") {
+    } else if output.status.success() && reports_success && !printed.contains("FAILED") {
         format!("{name} passes")
     } else {
-        let lines: Vec<&str> = said.lines().collect();
+        let lines: Vec<&str> = printed.lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL)..].join(" | ");
         format!("{name} fails, {}: {tail}", output.status)
     }

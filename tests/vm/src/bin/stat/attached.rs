@@ -170,10 +170,10 @@ pub fn intervals(tally: &mut Tally) -> Result<()> {
     let mut perfctr = watch(&words)?;
     sum_up(tally, &mut perfctr, "a program", instructions(LONG)?)?;
     let absent = Command::new(PERFCTR).args(["stat", "-p", "4194304"]).output()?;
-    let said = String::from_utf8_lossy(&absent.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&absent.stderr).into_owned();
     tally.check("a process that is not there is named", {
-        let is_right = absent.status.code() == Some(125) && said.contains("process 4194304");
-        is_right.then_some(()).ok_or(said)
+        let is_right = absent.status.code() == Some(125) && printed.contains("process 4194304");
+        is_right.then_some(()).ok_or(printed)
     });
     Ok(())
 }

@@ -29,10 +29,10 @@ pub fn run(options: &[&str], program: &[String]) -> Result<Output> {
 /// Runs the command for a program that exists, and reads the result.
 pub fn stat(options: &[&str], program: &[String]) -> Result<Stat> {
     let output = run(options, program)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let document = fs::read(RESULT).context(said.clone())?;
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    let document = fs::read(RESULT).context(printed.clone())?;
     fs::remove_file(RESULT)?;
-    let document = serde_json::from_slice(&document).context(said)?;
+    let document = serde_json::from_slice(&document).context(printed)?;
     Ok(Stat { status: output.status.code(), document })
 }
 

@@ -33,7 +33,7 @@ const MODE: u32 = 0o640;
 /// Checks facts that somebody else publishes as well.
 pub fn published(tally: &mut Tally, provider: &str) -> Result<()> {
     let guest = provider == "paravirt";
-    let info = said()?;
+    let info = printed()?;
     let log = module::log()?;
     let mut check = |what: &str, found: Value, expected: Value| {
         tally.check(&format!("perfctr info says {what}"), equal(found, expected));
@@ -76,7 +76,7 @@ pub fn published(tally: &mut Tally, provider: &str) -> Result<()> {
 }
 
 /// Returns the output of `perfctr info --json`.
-fn said() -> Result<Value> {
+fn printed() -> Result<Value> {
     Ok(serde_json::from_str(&output(&["info", "--json"])?)?)
 }
 
@@ -127,7 +127,7 @@ fn policy(tally: &mut Tally, guest: bool) -> Result<()> {
         "device": device,
         "seccomp": false,
     });
-    let found = said()?["policy"].clone();
+    let found = printed()?["policy"].clone();
     for (file, value) in before {
         fs::write(file, value.trim()).context(file)?;
     }

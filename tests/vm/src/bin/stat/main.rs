@@ -190,10 +190,10 @@ fn ends(tally: &mut Tally) -> Result<()> {
         tally.check(name, equal(stat(&[], &words)?.status, Some(status)));
     }
     let absent = command::run(&[], &["/nowhere".to_owned()])?;
-    let said = String::from_utf8_lossy(&absent.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&absent.stderr).into_owned();
     tally.check("what cannot be executed is named", {
         equal(
-            (absent.status.code(), said.contains("cannot execute /nowhere: No such file")),
+            (absent.status.code(), printed.contains("cannot execute /nowhere: No such file")),
             (Some(127), true),
         )
     });

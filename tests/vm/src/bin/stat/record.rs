@@ -183,7 +183,7 @@ fn compiled(tally: &mut Tally) -> Result<()> {
 /// Checks that what cannot be done is refused with a reason, and that nothing is written.
 fn refused(tally: &mut Tally) -> Result<()> {
     fs::write("/tmp/nonsense", "{\"format\":\"perfctr profile\",\"version\":7}")?;
-    for (name, options, said) in [
+    for (name, options, printed) in [
         (
             "an event of the kernel",
             ["record", "-e", "cycles", "true"],
@@ -203,7 +203,7 @@ fn refused(tally: &mut Tally) -> Result<()> {
         let output = Command::new(PERFCTR).args(options).output().context(PERFCTR)?;
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         tally.check(&format!("{name} is refused"), {
-            let is_right = !output.status.success() && words.contains(said);
+            let is_right = !output.status.success() && words.contains(printed);
             is_right.then_some(()).ok_or(format!("{:?}: {words}", output.status))
         });
     }
@@ -225,8 +225,8 @@ fn report(options: &[&str]) -> Result<String> {
 
 fn succeeded(command: &mut Command) -> Result<Output> {
     let output = command.output().context(PERFCTR)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {}\n{printed}", output.status);
     Ok(output)
 }
 

@@ -35,8 +35,8 @@ pub fn control(options: &Options) -> Result<ExitCode> {
     let role = format!("run {} {module}", options.program.display());
     let mut tenant = Tenant::create_kind(Kind::Pvh, "bench", options.vcpus, Tsc::Native, &role)?;
     tenant.unpause()?;
-    let said = tenant.hear_within(BETWEEN_LOOKS, PATIENCE)?;
-    let printed = said["printed"].as_str().with_context(|| said.to_string())?;
+    let reply = tenant.hear_within(BETWEEN_LOOKS, PATIENCE)?;
+    let printed = reply["printed"].as_str().with_context(|| reply.to_string())?;
     print!("{printed}");
     tenant.destroy()?;
     Ok(ExitCode::SUCCESS)

@@ -204,27 +204,27 @@ pub fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant, why: &Why) -> R
 }
 
 /// Returns an error unless the tenant's answer contains one of these texts.
-pub fn contains_any(said: &Value, words: &[&str]) -> Result<(), String> {
-    let text = said.as_str().unwrap_or_default();
-    if words.iter().any(|word| text.contains(word)) { Ok(()) } else { Err(said.to_string()) }
+pub fn contains_any(reply: &Value, words: &[&str]) -> Result<(), String> {
+    let text = reply.as_str().unwrap_or_default();
+    if words.iter().any(|word| text.contains(word)) { Ok(()) } else { Err(reply.to_string()) }
 }
 
 /// Checks that the module says why it refuses, and that the CPU does not let the tenant read
 /// counters.
 pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
-    let said = tenant.hear()?;
-    let is_right = said["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
-    let outcome = if is_right { Ok(()) } else { Err(said.to_string()) };
+    let reply = tenant.hear()?;
+    let is_right = reply["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
+    let outcome = if is_right { Ok(()) } else { Err(reply.to_string()) };
     tally.check(&format!("{whose} gets {errno}"), outcome);
-    let outcome = equal(&said["signal"], &json!(libc::SIGSEGV));
+    let outcome = equal(&reply["signal"], &json!(libc::SIGSEGV));
     tally.check(&format!("{whose} cannot execute RDPMC"), outcome);
     Ok(())
 }
 
 /// Waits until a tenant begins to count.
 pub fn begins(tenant: &mut Tenant) -> Result<()> {
-    let said = tenant.hear()?;
-    ensure!(said == "ready", "the tenant says {said}");
+    let reply = tenant.hear()?;
+    ensure!(reply == "ready", "the tenant says {reply}");
     Ok(())
 }
 
@@ -316,9 +316,9 @@ pub fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value
         scope.spawn(move || disturb::domain(xen, CONTROL_DOMAIN, cpus, PCPUS, 1, stop));
         scope.spawn(move || disturb::domain(xen, domain, tenant_cpus, PCPUS, 1, stop));
         let theirs = scope.spawn(move || {
-            let said = tenant.hear();
+            let reply = tenant.hear();
             stop.store(true, Ordering::Relaxed);
-            said
+            reply
         });
         // The tenant has begun earlier, and may have ended already.
         let ours = control.count(1, |measured| measured < BESIDE || !stop.load(Ordering::Relaxed));

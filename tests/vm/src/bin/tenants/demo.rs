@@ -175,8 +175,8 @@ fn finish(
 }
 
 /// Returns what the tenant says of itself, as part of the report.
-fn about(tally: &mut Tally, kind: &str, said: Value) -> Result<Map<String, Value>> {
-    let Value::Object(report) = said else { anyhow::bail!("the tenant says {said}") };
+fn about(tally: &mut Tally, kind: &str, reply: Value) -> Result<Map<String, Value>> {
+    let Value::Object(report) = reply else { anyhow::bail!("the tenant says {reply}") };
     tally.check("the tenant is what was wanted", equal(&report["guest_kind"], &json!(kind)));
     tally
         .check("a read does not leave the guest", equal(&report["hv_exits_per_read"], &json!(0.0)));
@@ -232,7 +232,7 @@ pub fn describe(domain: &Domain) -> Result<Value> {
 
 fn describe_by(domain: &Domain, amount: &Amount) -> Result<Value> {
     let session = domain.session();
-    let mut said = guest::describe(session.description())?;
+    let mut report = guest::describe(session.description())?;
     for (key, value) in [
         ("vcpus", json!(session.description().vcpus)),
         ("hv_exits_per_read", exits_per_read(session)?.into()),
@@ -240,9 +240,9 @@ fn describe_by(domain: &Domain, amount: &Amount) -> Result<Value> {
         ("perf_error_max", perf_error_max(amount.perf_regions)?.into()),
         ("perf_periods_lost", perf_periods_lost(amount.perf_periods)?.into()),
     ] {
-        said.insert(key.to_owned(), value);
+        report.insert(key.to_owned(), value);
     }
-    Ok(said.into())
+    Ok(report.into())
 }
 
 /// Returns by how much perf's counts of regions differ at most from what these regions execute more

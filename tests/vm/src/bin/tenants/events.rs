@@ -48,32 +48,32 @@ pub fn watch() -> Result<()> {
             both.sort_by_key(|one| one["whose"].to_string());
             Ok(json!(both))
         };
-        let said = both().and_then(|forbidden| {
+        let answer = both().and_then(|forbidden| {
             say(&forbidden);
             both()
         });
         watchers.into_iter().try_for_each(|one| one.join().expect("no thread panics"))?;
-        say(&said?);
+        say(&answer?);
         Ok(run_on(SELF, &cpus)?)
     })
 }
 
-/// What an event has said of a region: how much it has counted, for how many ns it was enabled, and
-/// for how many of them it has counted.
+/// The reading of an event for a region: how much it has counted, for how many ns it was enabled,
+/// and for how many of them it has counted.
 #[derive(Debug)]
-struct Said {
+struct Reading {
     counted: u64,
     enabled: u64,
     running: u64,
 }
 
 #[inline(never)]
-fn count(event: &Event, region: Region) -> Result<Said> {
+fn count(event: &Event, region: Region) -> Result<Reading> {
     let before: [u64; 3] = event.read()?;
     region.execute(&mut 0);
     let after: [u64; 3] = event.read()?;
     let [counted, enabled, running] = [0, 1, 2].map(|n| after[n].wrapping_sub(before[n]));
-    Ok(Said { counted, enabled, running })
+    Ok(Reading { counted, enabled, running })
 }
 
 /// Counts until the host forbids it, and again when the host allows it.
@@ -85,12 +85,12 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     let event = Event::open(instructions, whose, None)?;
     let [_, shortest] = [count(&event, SHORTEST)?, count(&event, SHORTEST)?];
     let all = shortest.counted + REGION.instructions() - SHORTEST.instructions();
-    let exact = |said: &Said| said.counted == all && said.running == said.enabled;
+    let exact = |reading: &Reading| reading.counted == all && reading.running == reading.enabled;
     let mut regions = 0;
     let last = loop {
-        let said = count(&event, REGION)?;
-        if !exact(&said) {
-            break said;
+        let reading = count(&event, REGION)?;
+        if !exact(&reading) {
+            break reading;
         }
         regions += 1;
     };
@@ -106,13 +106,13 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     }))?;
     let mut tries = 0..PATIENCE;
     let begins = tries.find_map(|_| match count(&event, REGION) {
-        Ok(said) if said.running == 0 => None,
-        said => Some(said),
+        Ok(reading) if reading.running == 0 => None,
+        reading => Some(reading),
     });
     begins.context("it does not count again")??;
     for _ in 0..AGAIN {
-        let said = count(&event, REGION)?;
-        ensure!(exact(&said), "{said:?} of {all}, of a {whose}");
+        let reading = count(&event, REGION)?;
+        ensure!(exact(&reading), "{reading:?} of {all}, of a {whose}");
     }
     seen.send(json!({ "whose": whose }))?;
     Ok(())
@@ -133,9 +133,9 @@ pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
 
 /// Judges what the events have said when the tenant was allowed to count again.
 pub fn allowed(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
-    let said = tenant.hear()?;
-    let is_right = said.as_array().is_some_and(|both| both.len() == 2);
-    let outcome = if is_right { Ok(()) } else { Err(said.to_string()) };
+    let reply = tenant.hear()?;
+    let is_right = reply.as_array().is_some_and(|both| both.len() == 2);
+    let outcome = if is_right { Ok(()) } else { Err(reply.to_string()) };
     tally.check("perf's events count exactly again when it is allowed", outcome);
     Ok(())
 }

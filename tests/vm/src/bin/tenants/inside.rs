@@ -17,12 +17,12 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create_kind(Kind::Pvh, "inside", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
     loop {
-        let said = tenant.hear()?;
-        let Some(name) = said["name"].as_str() else {
-            tally.check("a PVH tenant has made its tests", equal(said, json!("done")));
+        let reply = tenant.hear()?;
+        let Some(name) = reply["name"].as_str() else {
+            tally.check("a PVH tenant has made its tests", equal(reply, json!("done")));
             return tenant.destroy();
         };
-        tally.check(&format!("in a PVH tenant {name}"), equal(&said["wrong"], &Value::Null));
+        tally.check(&format!("in a PVH tenant {name}"), equal(&reply["wrong"], &Value::Null));
     }
 }
 

@@ -69,8 +69,8 @@ const SCENES: [Scene; 5] = [
     ("loses a vCPU and gets it again", |_, tenant| {
         for vcpus in [VCPUS - 1, VCPUS] {
             tenant.set_vcpus(vcpus)?;
-            let said = tenant.ask("vcpus", &vcpus.to_string())?;
-            ensure!(said == "ready", "the tenant says {said}");
+            let reply = tenant.ask("vcpus", &vcpus.to_string())?;
+            ensure!(reply == "ready", "the tenant says {reply}");
             sleep(TIME_TO_COUNT);
         }
         Ok(())
@@ -201,8 +201,8 @@ fn check_refused(tally: &mut Tally, whose: &str, seen: &Value) {
     }
     all_told(tally, whose, &seen["sampled"]);
     // The last region, which has no numbers, may have had some of these periods.
-    let [seen, said] = ["imode_merged", "merged"].map(|key| seen["sampled"][key].as_u64());
-    let enough = equal(seen.is_some() && seen <= said, true);
+    let [seen, reported] = ["imode_merged", "merged"].map(|key| seen["sampled"][key].as_u64());
+    let enough = equal(seen.is_some() && seen <= reported, true);
     tally.check(&format!("{whose}: until then, every period is told, or with others"), enough);
 }
 

@@ -95,11 +95,11 @@ pub fn run(tally: &mut Tally, host: &Host, rate: u64) -> Result<()> {
         xen.set_affinity(tenant.domain, vcpu, SHARED_PCPU)?;
     }
     host.invite(&tenant)?;
-    let said = tenant.hear()?;
-    ensure!(said == "quiet", "the tenant says {said}");
+    let reply = tenant.hear()?;
+    ensure!(reply == "quiet", "the tenant says {reply}");
     let quiet = progress(xen, victim)?;
-    let said = tenant.hear()?;
-    ensure!(said == "storm", "the tenant says {said}");
+    let reply = tenant.hear()?;
+    ensure!(reply == "storm", "the tenant says {reply}");
     let (before, start) = (xen.stats()?.hook[HOOK_INTERRUPT], Instant::now());
     let storm = progress(xen, victim)?;
     let after = xen.stats()?.hook[HOOK_INTERRUPT];

@@ -39,13 +39,14 @@ pub fn beside(options: &Options) -> Result<Tried> {
     let mut tenant = Tenant::create("hostile", VCPUS, Tsc::Native, &role)?;
     xen.allow(tenant.domain, true)?;
     tenant.unpause()?;
-    let said = loop {
-        let said = tenant.hear()?;
-        if said.get("made").is_none() {
-            break said;
+    let reply = loop {
+        let reply = tenant.hear()?;
+        if reply.get("made").is_none() {
+            break reply;
         }
     };
-    let number = |key: &str| said[key].as_u64().with_context(|| format!("the tenant says {said}"));
+    let number =
+        |key: &str| reply[key].as_u64().with_context(|| format!("the tenant says {reply}"));
     let (calls, mutations) = (number("calls")?, number("mutations")?);
     let checks = neighbours.judge()?;
     tenant.destroy()?;
