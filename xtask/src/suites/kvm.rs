@@ -106,7 +106,7 @@ const MESSAGES: [&str; 4] = [
 
 /// Tests two guests on the same physical CPUs, of which one may not count at first, on a host that
 /// uses perf and its watchdog when no guest counts.
-pub fn beside(report: &mut Report) -> Result<()> {
+pub fn two_guests(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
     let module = guest::module(&kernel::kernel()?, spec.purpose())?;
     spec.module = false;

@@ -111,7 +111,7 @@ impl Bench {
         let mut table = cmd("perf", ["report", "-i", "ours.data", "--stdio", "--no-children"]);
         table.args(["-g", "none", "-n", "--sort", "sym"]);
         let table = sh::output(table.current_dir(&self.dir))?;
-        let (theirs, ours) = (own(&flat(&table)), own(&innermost(&read)));
+        let (theirs, ours) = (own_functions(&flat(&table)), own_functions(&innermost(&read)));
         ensure!(theirs == ours, "{theirs:?} in perf's table, {ours:?} here\n{table}");
         let missed = self.missed("ours.profile")?;
         ensure!(missed >= LOST, "{missed} samples missed, {LOST} at least expected");
@@ -264,7 +264,7 @@ fn flat(table: &str) -> BTreeMap<String, u64> {
 }
 
 /// Returns the rows of the program's own functions.
-fn own(functions: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+fn own_functions(functions: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let own = functions.iter().filter(|(name, _)| FUNCTIONS.contains(&name.as_str()));
     own.map(|(name, samples)| (name.clone(), *samples)).collect()
 }

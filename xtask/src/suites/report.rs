@@ -63,7 +63,7 @@ pub struct Suite {
     pub topology: Option<&'static str>,
     /// Whether it runs beside suites that boot, with the CPU time that these leave. It needs no
     /// machine, or one that keeps a single CPU busy and whose guests' time does not pass meanwhile.
-    pub beside: bool,
+    pub is_concurrent: bool,
     /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
 }
@@ -71,23 +71,23 @@ pub struct Suite {
 impl Suite {
     /// Makes a suite of the model tier.
     pub const fn model(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { name, tier: Tier::Model, topology: None, beside: true, run }
+        Self { name, tier: Tier::Model, topology: None, is_concurrent: true, run }
     }
 
     /// Makes a suite of the tier that boots machines.
     pub const fn vm(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { name, tier: Tier::Vm, topology: None, beside: false, run }
+        Self { name, tier: Tier::Vm, topology: None, is_concurrent: false, run }
     }
 
     /// Makes a suite that boots a machine of the second emulator, which has one thread, and runs
     /// beside the others.
-    pub const fn beside(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { beside: true, ..Self::vm(name, run) }
+    pub const fn concurrent(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
+        Self { is_concurrent: true, ..Self::vm(name, run) }
     }
 
     /// Makes a suite of the long tier.
     pub const fn long(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { name, tier: Tier::Long, topology: None, beside: false, run }
+        Self { name, tier: Tier::Long, topology: None, is_concurrent: false, run }
     }
 
     /// Makes a suite that boots another machine than the usual one.
@@ -96,7 +96,7 @@ impl Suite {
         name: &'static str,
         run: fn(&mut Report) -> Result<()>,
     ) -> Self {
-        Self { name, tier: Tier::Long, topology: Some(topology), beside: false, run }
+        Self { name, tier: Tier::Long, topology: Some(topology), is_concurrent: false, run }
     }
 }
 

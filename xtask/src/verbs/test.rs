@@ -132,7 +132,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// deterministically, it keeps only one CPU busy.
 fn reports(wanted: &[&Suite], volume: Volume) -> Result<Vec<Report>> {
     let (beside, booting): (Vec<&Suite>, Vec<&Suite>) =
-        wanted.iter().partition(|suite| suite.beside);
+        wanted.iter().partition(|suite| suite.is_concurrent);
     let run = |suites: Vec<&Suite>| -> Vec<Report> {
         suites.into_iter().map(|suite| Report::of(suite, volume)).collect()
     };

@@ -82,7 +82,7 @@ fn profile_of_host(tally: &mut Tally) -> Result<()> {
     files(tally)?;
     live(tally)?;
     loses(tally)?;
-    ends(tally)
+    nothing_is_left(tally)
 }
 
 /// Reads time and tally, works, and reads them again.
@@ -405,7 +405,7 @@ fn loses(tally: &mut Tally) -> Result<()> {
 }
 
 /// Checks that nothing is left of a command that has ended in any way.
-fn ends(tally: &mut Tally) -> Result<()> {
+fn nothing_is_left(tally: &mut Tally) -> Result<()> {
     let mut killed = begin(PERIOD)?;
     let busy = failed(&mut record(["--", "true"]))?;
     tally.check(

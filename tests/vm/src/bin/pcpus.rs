@@ -42,7 +42,7 @@ fn main() -> Result<ExitCode> {
     hotplug("cpu-online", UNFIT)?;
     let (mut tally, stop) = (Tally::default(), AtomicBool::new(false));
     let beside = thread::scope(|scope| -> Result<_> {
-        let beside = scope.spawn(|| beside(&stop));
+        let beside = scope.spawn(|| count_until(&stop));
         let done = away(&xen, &mut tally);
         stop.store(true, Ordering::Relaxed);
         let beside = beside.join().expect("it does not panic");
@@ -61,7 +61,7 @@ fn main() -> Result<ExitCode> {
 }
 
 /// Counts on another vCPU until `stop`. Returns how often the counts were checked and exact.
-fn beside(stop: &AtomicBool) -> Result<u64> {
+fn count_until(stop: &AtomicBool) -> Result<u64> {
     run_on(SELF, &[0])?;
     let witness = Witness::new()?;
     let mut exact = 0;

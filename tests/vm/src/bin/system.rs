@@ -154,8 +154,8 @@ fn main() -> Result<ExitCode> {
     samples_at_guests(&profile.at_guests(), &mut tally)?;
     full(&profile, &mut tally)?;
     drop(session);
-    beside(&profile, &cpus[1..], &mut tally)?;
-    ends(&profile, &mut tally)?;
+    counts_stay_exact(&profile, &cpus[1..], &mut tally)?;
+    sessions_end(&profile, &mut tally)?;
     Ok(tally.finish())
 }
 
@@ -390,7 +390,7 @@ fn sampled<T>(
 }
 
 /// Checks that guests' counts stay exact while the host is sampled.
-fn beside(profile: &Profile<'_>, others: &[usize], tally: &mut Tally) -> Result<()> {
+fn counts_stay_exact(profile: &Profile<'_>, others: &[usize], tally: &mut Tally) -> Result<()> {
     let witness = Witness::new()?;
     let (outcome, taken) = sampled(profile, others, || {
         let start = Instant::now();
@@ -533,7 +533,7 @@ fn share(found: &Found) -> Result<(), String> {
 
 /// Checks that there is one session at a time, which ends by itself when nobody takes samples any
 /// more.
-fn ends(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
+fn sessions_end(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     profile.start(BOTH, PERIOD, u64::MAX)?;
     let busy = profile.start(BOTH, PERIOD, u64::MAX);
     tally.check("there is one session at a time", equal(busy, Err(Refusal::EBUSY)));

@@ -60,7 +60,7 @@ pub fn run(report: &mut Report) -> Result<()> {
             report.test(&name, || command.compare(&out.join(n.to_string())));
         }
     }
-    here(report, &pages)
+    run_on_this_machine(report, &pages)
 }
 
 /// Returns the commands that a reader types on this machine.
@@ -84,7 +84,7 @@ fn walk(pages: &[Page]) -> Result<()> {
 }
 
 /// Types the commands for this machine in, in order, and looks at the picture that they make.
-fn here(report: &mut Report, pages: &[Page]) -> Result<()> {
+fn run_on_this_machine(report: &mut Report, pages: &[Page]) -> Result<()> {
     let mine = sh::project().join(MINE);
     cache::empty(&mine)?;
     fs::copy(guest::beside_stat("primes.c", &readme::FLAGS)?, mine.join("primes"))?;

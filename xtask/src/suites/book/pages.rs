@@ -66,7 +66,7 @@ fn follow(pages: &BTreeMap<String, String>, built: &Path, page: &str, link: &str
         return Ok(());
     }
     let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
-    let path = if path.is_empty() { Path::new(page).to_owned() } else { beside(page, path)? };
+    let path = if path.is_empty() { Path::new(page).to_owned() } else { relative_to(page, path)? };
     if let Ok(outside) = path.strip_prefix("..") {
         let file = sh::project().join(outside);
         ensure!(file.exists(), "{} does not exist", file.display());
@@ -83,7 +83,7 @@ fn follow(pages: &BTreeMap<String, String>, built: &Path, page: &str, link: &str
 }
 
 /// Turns a path relative to a page into one relative to the book. Its first component may be `..`.
-fn beside(page: &str, path: &str) -> Result<PathBuf> {
+fn relative_to(page: &str, path: &str) -> Result<PathBuf> {
     let mut whole = PathBuf::new();
     let dir = Path::new(page).parent().context("a page is in a directory")?;
     for component in dir.join(path).components() {

@@ -171,7 +171,7 @@ pub fn unload(_: &Machine) -> Result<()> {
 }
 
 /// Counts with both kinds at once, and with a CPU's event that has another select word.
-pub fn beside(machine: &Machine) -> Result<()> {
+pub fn with_threads_counters(machine: &Machine) -> Result<()> {
     let constant = Group::constant()?;
     let cycles = Generic::Cycles.select(machine.caps.vendor).context("no cycles")?;
     let wide = machine.cpus.iter().map(|&cpu| Event::open(raw(cycles), Whose::Cpu(cpu), None));

@@ -163,7 +163,7 @@ fn here(only: &str) -> Result<ExitCode> {
     test("users may count what perf's policy says", refused::by_policy);
     test("threads count exactly", counted::threads);
     test("threads count exactly on counters that others have sampled with", counted::after_samples);
-    test("threads with counters of their own count exactly beside", counted::beside);
+    test("threads with counters of their own count exactly beside", counted::with_threads_counters);
     test("events take turns, and say so", counted::in_turns);
     test("who comes where counters do not suffice is refused, or waits", counted::without_room);
     test("what both modes count is what each counts", counted::of_both_modes);

@@ -23,7 +23,7 @@ const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
     ],
     moved: &[
         ("threads count exactly", counted::threads),
-        ("threads with counters of their own count exactly beside", counted::beside),
+        ("threads with counters of their own count exactly beside", counted::with_threads_counters),
         ("events take turns, and say so", counted::in_turns),
         ("who comes where counters do not suffice is refused, or waits", counted::without_room),
         ("what both modes count is what each counts", counted::of_both_modes),

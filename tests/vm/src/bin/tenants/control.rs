@@ -139,13 +139,18 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     // To the host it is another domain after that, which nobody has allowed to count.
     tenant.save_and_restore()?;
     tenant.unpause()?;
-    ends(tally, "a tenant that is restored where it may not count", &mut tenant, &FORBIDDEN)?;
+    expect_refusal(
+        tally,
+        "a tenant that is restored where it may not count",
+        &mut tenant,
+        &FORBIDDEN,
+    )?;
     refused(tally, "a tenant that was restored where it may not count", &mut tenant, "EPERM")?;
     host.xen.allow(tenant.domain, true)?;
     begins(&mut tenant)?;
     sleep(TIME_TO_COUNT);
     host.xen.allow(tenant.domain, false)?;
-    ends(tally, "a tenant that is forbidden to count", &mut tenant, &FORBIDDEN)?;
+    expect_refusal(tally, "a tenant that is forbidden to count", &mut tenant, &FORBIDDEN)?;
     tenant.destroy()
 }
 
@@ -189,7 +194,12 @@ pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Checks that the tenant could read no numbers any more, but the reason, and that what it had read
 /// was exact.
-pub fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant, why: &Why) -> Result<()> {
+pub fn expect_refusal(
+    tally: &mut Tally,
+    whose: &str,
+    tenant: &mut Tenant,
+    why: &Why,
+) -> Result<()> {
     let seen = tenant.hear()?;
     println!("{whose}: {seen:#}");
     let exact = equal(&seen["error_max"], &json!(0));
@@ -255,7 +265,7 @@ pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Resul
             tenant.tell(&json!("count"))?;
             begins(&mut tenant)?;
         }
-        let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
+        let (ours, theirs) = count_together(&host.xen, &control, &mut tenant)?;
         for (whose, seen) in [("the control domain", ours), (kind.described(), theirs)] {
             println!("{whose}, counters {how}: {seen:#}");
             let name = format!("{whose}, counters {how}");
@@ -308,7 +318,7 @@ fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
 
 /// Counts until the tenant says what it has seen. Returns what this domain and the tenant have
 /// seen.
-pub fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
+pub fn count_together(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
     let cpus = &cpus()?;
     let tenant_cpus = &Vec::from_iter(0..VCPUS);
     let (domain, stop) = (tenant.domain, &AtomicBool::new(false));

@@ -20,7 +20,7 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::SELF;
 use vm_tests::toolstack::{Kind, Tenant, Tsc};
 
-use crate::control::{Host, VCPUS, begins, beside, exact};
+use crate::control::{Host, VCPUS, begins, count_together, exact};
 use crate::counting::{self, Domain};
 use crate::peek;
 use crate::samples;
@@ -81,13 +81,13 @@ pub fn control(hvm: bool, options: &Options) -> Result<ExitCode> {
     let mut sums = Map::new();
     for (how, places) in [("disjoint", counting::DISJOINT), ("crossed", counting::CROSSED)] {
         let control = Domain::new(places[0])?;
-        let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
+        let (ours, theirs) = count_together(&host.xen, &control, &mut tenant)?;
         for (whose, seen) in [("tenant", theirs), ("control domain", ours)] {
             row(&mut tally, &mut sums, whose, how, &seen);
         }
     }
     let control = Domain::new(counting::CROSSED[0])?;
-    let (ours, sampled) = beside(&host.xen, &control, &mut tenant)?;
+    let (ours, sampled) = count_together(&host.xen, &control, &mut tenant)?;
     exact(&mut tally, "control domain beside a tenant that samples", &ours);
     tenant.destroy()?;
     occurred(&mut tally, &sums, &["retries", "vcpu_switches", "vcpu_migrations"]);

@@ -12,7 +12,7 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{self, Tenant, Tsc};
 use vm_tests::xen::Xen;
 
-use crate::control::{FORBIDDEN, Host, TIME_TO_COUNT, VCPUS, Why, begins, ends};
+use crate::control::{FORBIDDEN, Host, TIME_TO_COUNT, VCPUS, Why, begins, expect_refusal};
 
 const NAME: &str = "emigrant";
 
@@ -49,7 +49,12 @@ pub fn arrives(file: &str) -> Result<ExitCode> {
     let before = writes()?;
     let mut tenant = Tenant::restore(NAME, file)?;
     tenant.unpause()?;
-    ends(&mut tally, "a tenant that is restored where counters are others", &mut tenant, &OTHERS)?;
+    expect_refusal(
+        &mut tally,
+        "a tenant that is restored where counters are others",
+        &mut tenant,
+        &OTHERS,
+    )?;
     let name = "a tenant that is restored where counters are others counts nothing there";
     tally.check(name, equal(writes()?, before));
     tenant.tell(&json!("again"))?;
@@ -57,7 +62,7 @@ pub fn arrives(file: &str) -> Result<ExitCode> {
     sleep(TIME_TO_COUNT);
     xen.allow(tenant.domain, false)?;
     let whose = "a tenant that has loaded its module anew where counters are others";
-    ends(&mut tally, whose, &mut tenant, &FORBIDDEN)?;
+    expect_refusal(&mut tally, whose, &mut tenant, &FORBIDDEN)?;
     tenant.destroy()?;
     Ok(tally.finish())
 }

@@ -16,7 +16,7 @@ use vm_tests::module;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{Kind, Tenant, Tsc, say};
 
-use crate::control::{Host, Past, beside, exact, refused, together};
+use crate::control::{Host, Past, count_together, exact, refused, together};
 use crate::counting::{CROSSED, Domain};
 use crate::registers;
 use crate::tenant::refusal;
@@ -42,7 +42,7 @@ pub fn control() -> Result<ExitCode> {
     refused(&mut tally, "a PVH tenant that nobody has allowed to count", &mut peeker, "EPERM")?;
     registers::check(&mut tally, "a PVH tenant");
     let clears = host.xen.stats()?.residue_clears;
-    let (ours, theirs) = beside(&host.xen, &Domain::new(CROSSED[0])?, &mut peeker)?;
+    let (ours, theirs) = count_together(&host.xen, &Domain::new(CROSSED[0])?, &mut peeker)?;
     println!("control domain beside a PVH tenant: {ours:#}");
     exact(&mut tally, "control domain beside a PVH tenant", &ours);
     blind(&mut tally, "the control domain", &theirs);

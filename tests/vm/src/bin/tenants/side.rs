@@ -63,7 +63,7 @@ pub fn run() -> Result<ExitCode> {
     let name = "a process that has got the number of a machine's process does not stand for it";
     tally.check(name, equal(&errors[..], &expected[..]));
     let whose = "a guest of KVM beside one that may not count";
-    let answer = beside(&mut tally, &kvm, whose, false)?;
+    let answer = count_beside_neighbour(&mut tally, &kvm, whose, false)?;
     let [errno, signal] = answer[..] else { anyhow::bail!("the neighbour says {answer:?}") };
     let refused = Errno::from_raw(errno as i32);
     tally.check("a guest of KVM that nobody allows gets EPERM", equal(refused, Errno::EPERM));
@@ -72,7 +72,7 @@ pub fn run() -> Result<ExitCode> {
 
     let clears = kvm.stats()?.residue_clears;
     let whose = "a guest of KVM beside another one that counts";
-    let answer = beside(&mut tally, &kvm, whose, true)?;
+    let answer = count_beside_neighbour(&mut tally, &kvm, whose, true)?;
     let [regions, error_max, refusals, switches] = answer[..] else {
         anyhow::bail!("the neighbour says {answer:?}")
     };
@@ -278,7 +278,12 @@ fn loses_a_cpu(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
 }
 
 /// Counts as long as the neighbour is there. Returns what the neighbour says.
-fn beside(tally: &mut Tally, kvm: &Kvm, whose: &str, allowed: bool) -> Result<Vec<u64>> {
+fn count_beside_neighbour(
+    tally: &mut Tally,
+    kvm: &Kvm,
+    whose: &str,
+    allowed: bool,
+) -> Result<Vec<u64>> {
     let (seen, answer) = count_while(0, || kvm.neighbour(allowed))?;
     println!("{whose}: {seen:#}");
     exact(tally, whose, &seen);

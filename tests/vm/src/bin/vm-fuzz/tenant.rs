@@ -29,8 +29,8 @@ const CORPUS: &str = "/corpus/guest";
 const NEWS_EVERY: u64 = 16;
 const PRIVCMD: &str = "/lib/perfctr/xen-privcmd.ko";
 
-/// Runs in the control domain.
-pub fn beside(options: &Options) -> Result<Tried> {
+/// Fuzzes in a tenant. This function runs in the control domain.
+pub fn fuzz_in_tenant(options: &Options) -> Result<Tried> {
     toolstack::start()?;
     let xen = Xen::open()?;
     let neighbours = Neighbours::start()?;
