@@ -110,7 +110,7 @@ Examples:
   perfctr selftest
       Says whether counts and samples are exact here, and what the processor adds to them.
   perfctr selftest --report selftest.json
-      Writes all measurements to a file as well, which can be sent to who develops perfctr.";
+      Also writes all measurements to a file, which can be sent to perfctr's developers.";
 
 pub const STAT: &str = "\
 Examples:

@@ -64,7 +64,7 @@ enum Verb {
     /// Runs a program and fails if it executes more than the baseline says.
     #[command(after_help = examples::GATE)]
     Gate(gate::Options),
-    /// Writes man pages and completions, for who installs it.
+    /// Writes man pages and completions, which are installed with the command.
     #[command(hide = true)]
     Generate(generate::Options),
     /// Says who provides counters here, why better providers do not, and what the machine has.

@@ -401,7 +401,7 @@ fn interactive<S: Screen>(
     }
 }
 
-/// The columns of a table are so far apart.
+/// The distance between the columns of a table.
 const APART: u16 = 2;
 
 /// Returns a cell for a number, or for what its column is called.

@@ -273,7 +273,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         self.driver.stop_counter(self.pmu, slot);
         self.driver.start_counter(self.pmu, slot, profile.period);
         expected.expect(slot.bit(), false, self.pmu.clock());
-        // It counts in guests as well, also where they are told apart.
+        // It counts in guests as well, also where selectors could exclude them.
         self.pmu.write_register(evntsel, profile.evntsel | EVNTSEL_INT | EVNTSEL_EN);
         true
     }

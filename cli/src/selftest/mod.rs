@@ -31,7 +31,7 @@ pub struct Options {
     /// Prints JSON.
     #[arg(long)]
     json: bool,
-    /// Writes the JSON to this file, too, to be sent to who develops perfctr.
+    /// Also writes the JSON to this file, which can be sent to perfctr's developers.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }

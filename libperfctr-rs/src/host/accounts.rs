@@ -37,8 +37,9 @@ pub struct HostAccount {
     pub vcpu: u32,
     /// All of its events.
     pub sum: u64,
-    /// The same by who has executed them.  It is `None` if the processor does not tell the domain's
-    /// kernel from the hypervisor, as Intel's do not for PVH and HVM domains.
+    /// The same sum, divided by who has executed the events: the vCPU or the hypervisor.  It is
+    /// `None` if the processor does not distinguish the domain's kernel from the hypervisor, as
+    /// Intel's do not for PVH and HVM domains.
     pub divided: Option<Divided>,
 }
 

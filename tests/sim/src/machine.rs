@@ -332,7 +332,7 @@ pub struct Domain {
     pub suspending: Cell<bool>,
     /// By how many places its pages' frames were moved when it was restored.
     pub frames_moved: Cell<usize>,
-    /// The books of who may count whole CPUs.
+    /// The books about which descriptor may count whole CPUs.
     pub books: Books,
     /// How many of its vCPUs need the host's counters.
     pub demand: Demand,

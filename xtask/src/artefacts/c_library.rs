@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Installs the project's libraries for C.
 //!
-//! PAPI takes an archive apart and puts its members into its own library, so each archive has one
+//! PAPI unpacks an archive and puts its members into its own library, so each archive has one
 //! member, with a name that no other library's member has, and only the interface's symbols are
 //! global in it.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks what has to hold before anything is committed, apart from running the tests.
+//! Checks what has to hold before anything is committed. The tests are run elsewhere.
 
 mod c_style;
 mod generated;

@@ -116,7 +116,7 @@ pub(crate) fn can_limit_selectors(caps: &PmuCaps, pmu: &impl Pmu) -> bool {
 const EFER: u32 = 0xc000_0080;
 const EFER_SVME: u64 = 1 << 12;
 
-/// Returns the selector of what guests execute, for a guest whose modes are told apart like this.
+/// Returns the selector of what guests execute, for a guest with these `rings`.
 /// `limited` is what [`can_limit_selectors`] has said.
 pub(crate) const fn of_guest(evntsel: u64, rings: Rings, limited: bool) -> u64 {
     match rings {
