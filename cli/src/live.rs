@@ -112,6 +112,8 @@ pub struct Threads {
 }
 
 impl Threads {
+    /// Makes the list of threads, which is empty until [`refresh`](Self::refresh).
+    ///
     /// # Errors
     ///
     /// One of the processes does not exist.

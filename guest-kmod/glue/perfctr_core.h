@@ -140,11 +140,11 @@ struct perfctr_event_attr {
    */
   uint32_t bp_type;
   /*
-   * More of `config`.
+   * A further word of the configuration.
    */
   uint64_t config1;
   /*
-   * More of `config`.
+   * Another further word of the configuration.
    */
   uint64_t config2;
   /*

@@ -19,7 +19,7 @@ use crate::vcpu::{Counting, ThisVcpu};
 /// A descriptor: any number but 0 that no other open one has.
 pub type Owner = u64;
 
-/// Nobody's number.
+/// The owner's number while nobody owns CPUs.
 const NOBODY: Owner = 0;
 
 /// Who has the counters: threads, or CPUs on behalf of one descriptor.

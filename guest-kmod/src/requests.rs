@@ -159,7 +159,7 @@ mod tests {
         all.filter(|d| d.is_bound >= d.is_linked && d.is_linked >= d.is_own).collect()
     }
 
-    /// One with which every request for a bound descriptor is admitted.
+    /// A descriptor through which every request for a bound one is admitted.
     const OWN: Descriptor =
         Descriptor { is_writable: true, is_bound: true, is_linked: true, is_own: true };
 

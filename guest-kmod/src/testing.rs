@@ -139,7 +139,7 @@ pub(crate) struct Machine {
     pub(crate) frame: Cell<u64>,
     /// Frames that were registered.
     pub(crate) registered: RefCell<Vec<u64>>,
-    /// Where every counter has overflowed, but for its slot.
+    /// The place where every counter has overflowed, without the slot.
     pub(crate) place: Cell<HvPlace>,
     /// What the hypervisor was told to record since the last time.
     pub(crate) recorded: RefCell<Vec<u32>>,

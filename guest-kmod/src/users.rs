@@ -16,7 +16,7 @@ use crate::refcount::increment_unless_zero;
 use crate::shown::ROOT_UID;
 use crate::watch::UNWATCH_DELAY_MS;
 
-/// More users than this without counters do not keep their pages.
+/// The largest number of users without counters who keep their pages.
 const IDLE_USERS_MAX: u32 = 16;
 
 /// The largest number of users with pages that one owner may have.

@@ -325,7 +325,7 @@ struct perfctr_why {
  */
 struct perfctr_host_facts {
   /*
-   * By how much the time-stamp counter advances in a millisecond.
+   * The number of ticks of the time-stamp counter in a millisecond.
    */
   uint64_t ticks_per_ms;
   /*

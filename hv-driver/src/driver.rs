@@ -37,7 +37,7 @@ pub struct Driver {
     pub cost: Option<PhysSlot>,
     /// The general counter with which the host samples itself, taken from the guests.
     pub profile: Option<PhysSlot>,
-    /// Until when it samples.
+    /// The lease of its samples.
     pub(crate) lease: Lease,
     /// The general counters with which the host accounts events, taken from the guests.
     pub accounts: Option<AccountSlots>,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A promise of the host's that ends by itself unless it is renewed.
+//! The time for which samples or accounts are kept, which ends by itself unless it is renewed.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// For how long somebody wants something.  All times are the host's time-stamp counter.
+/// The time until which samples or accounts are kept.  All times are the host's time-stamp counter.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
     /// The TSC at which it ends, or 0 if there is none.

@@ -18,7 +18,7 @@ use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{PhysSlot, PmuCaps};
 
-/// For how long the interrupt of an overflow that was already seen may still arrive, unit: TSC
+/// How long the interrupt of an overflow that was already seen may still take to arrive, unit: TSC
 /// ticks.
 ///
 /// Hardware takes a microsecond or less, so that hardly any overflow is seen before its interrupt

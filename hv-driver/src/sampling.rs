@@ -16,7 +16,7 @@ use crate::pcpu::ThisCpu;
 use crate::settings::Rate;
 use crate::shares::Shares;
 
-/// By how much the next overflow is put off when a vCPU has had too many, unit: events.
+/// How far the next overflow is put off when a vCPU has had too many, unit: events.
 const PUT_OFF_EVENTS: u64 = 1 << 20;
 
 /// The sampling counters of a vCPU.

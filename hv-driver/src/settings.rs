@@ -69,7 +69,7 @@ impl Settings {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HostFacts {
-    /// By how much the time-stamp counter advances in a millisecond.
+    /// The number of ticks of the time-stamp counter in a millisecond.
     pub ticks_per_ms: u64,
     /// See [`Settings::owns_all`].
     pub owns_all: bool,

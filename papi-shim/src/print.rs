@@ -88,6 +88,8 @@ fn control_text(control: &CpuControl) -> String {
     text
 }
 
+/// Returns the words of a mask, or none if there is no mask.
+///
 /// # Safety
 ///
 /// `mask` is null or valid.

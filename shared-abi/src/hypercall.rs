@@ -100,7 +100,7 @@ pub const OP_PROFILE_READ: u32 = 10;
 /// The control domain ends sampling.  Samples that it has not taken are lost.
 pub const OP_PROFILE_STOP: u32 = 11;
 
-/// For how long the driver samples after the control domain has last asked for samples, unit:
+/// How long the driver samples after the control domain has last asked for samples, unit:
 /// milliseconds.
 pub const PROFILE_LEASE_MS: u64 = 2_000;
 /// The shortest [`HvProfile::period`].  A sample costs the hypervisor some hundred instructions.
@@ -137,7 +137,7 @@ pub const HOST_OPS: [u32; 8] = [
     OP_ACCOUNTS_STOP,
 ];
 
-/// For how long the driver keeps accounts after the control domain has last read the first of them,
+/// How long the driver keeps accounts after the control domain has last read the first of them,
 /// unit: milliseconds.
 ///
 /// Each physical CPU reads its counters whenever the first account is read, so that none counts
@@ -425,7 +425,7 @@ pub const SAMPLE_FOR_KERNEL: u32 = 4;
 /// [`HvSample::ip`].
 pub const SAMPLE_FOR_USER: u32 = 5;
 
-/// Where a physical CPU was when the event happened that ended a period.
+/// A sample: where a physical CPU was when a period ended.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

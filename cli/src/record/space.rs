@@ -47,6 +47,8 @@ struct Map {
 }
 
 impl Space {
+    /// Returns the memory of a process.
+    ///
     /// # Errors
     ///
     /// The kernel's error: `ENOENT` or `ESRCH` if the process has ended.

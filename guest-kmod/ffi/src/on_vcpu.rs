@@ -69,6 +69,8 @@ pub struct OnThread<'a> {
 }
 
 impl<'a> OnThread<'a> {
+    /// Makes the right to operate these counters.
+    ///
     /// # Safety
     ///
     /// What [`OnThread`] says holds while the result lives.

@@ -170,6 +170,8 @@ pub unsafe extern "C" fn perfctr_core_operate(
     to_return(operated)
 }
 
+/// Sets the thread's control.
+///
 /// # Safety
 ///
 /// C holds the thread's mutex.

@@ -63,7 +63,7 @@ pub(crate) struct Fake {
     called: RefCell<Vec<usize>>,
     /// Memory in use, by its address.
     memory: RefCell<BTreeMap<usize, Layout>>,
-    /// For how many more allocations there is memory, if that is bounded.
+    /// The number of further allocations for which there is memory, if that is bounded.
     room: Cell<Option<u32>>,
     /// Pages that may not be used for anything else.
     kept: RefCell<Vec<usize>>,

@@ -58,6 +58,8 @@ static USERS: Users = Users { first: AtomicPtr::new(null_mut()), idle: IdleUsers
 struct UsersReader<'a>(PhantomData<&'a Users>);
 
 impl<'a> UsersReader<'a> {
+    /// Makes the right to look at the users.
+    ///
     /// # Safety
     ///
     /// Until the result ends, C is in an RCU read section or holds its lock of users, and nobody
@@ -89,6 +91,8 @@ impl<'a> UsersReader<'a> {
 struct UsersLock(());
 
 impl UsersLock {
+    /// Makes the right to change the list.
+    ///
     /// # Safety
     ///
     /// Until the result ends, C holds its lock of users and is in no RCU read section.
@@ -291,6 +295,8 @@ impl User {
         }
     }
 
+    /// Frees the user and its pages.
+    ///
     /// # Safety
     ///
     /// Nobody knows the user any more, and none of its pages is registered.

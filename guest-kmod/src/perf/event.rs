@@ -62,9 +62,9 @@ pub struct EventAttr {
     pub wakeup: u32,
     /// The type of a breakpoint, which no event here has.
     pub bp_type: u32,
-    /// More of `config`.
+    /// A further word of the configuration.
     pub config1: u64,
-    /// More of `config`.
+    /// Another further word of the configuration.
     pub config2: u64,
     /// `PERF_SAMPLE_BRANCH_*`.
     pub branch_sample_type: u64,

@@ -82,6 +82,8 @@ pub(crate) struct OnCpu<'a> {
 }
 
 impl<'a> OnCpu<'a> {
+    /// Makes the right to use the state of this physical CPU.
+    ///
     /// # Safety
     ///
     /// `cpu` is the object of the physical CPU that executes this, interrupts are disabled while

@@ -12,7 +12,7 @@ use crate::error::Error;
 pub(super) const PLATFORM_OP: u64 = 7;
 const XENPF_INTERFACE_VERSION: u32 = 0x0300_0001;
 const XENPF_GET_SYMBOL: u32 = 63;
-/// More than any Xen has: some 10,000.
+/// The largest number of symbols that is accepted. A Xen has some 10,000.
 const SYMBOLS_MAX: usize = 1 << 20;
 
 /// A function of Xen's.

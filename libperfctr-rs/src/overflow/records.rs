@@ -112,7 +112,7 @@ impl Progress {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waited {
-    /// At least a quarter of the ring is full.
+    /// Whether at least a quarter of the ring is full.
     pub ready: bool,
     /// The thread has closed its session, or has ended.  The ring gets no further records.
     pub ended: bool,

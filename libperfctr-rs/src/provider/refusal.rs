@@ -225,7 +225,7 @@ const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clo
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Surroundings {
-    /// This is a guest of Xen or KVM.
+    /// Whether this is a guest of Xen or KVM.
     pub guest: bool,
     /// The process has a seccomp filter.
     pub seccomp: bool,

@@ -330,7 +330,7 @@ pub struct Domain {
     pub caps: Cell<Option<PmuCaps>>,
     /// Whether it is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
-    /// By how many places its pages' frames were moved when it was restored.
+    /// The number of places by which its pages' frames were moved when it was restored.
     pub frames_moved: Cell<usize>,
     /// The books about which descriptor may count whole CPUs.
     pub books: Books,

@@ -65,7 +65,7 @@ impl Ledger {
 struct Stalls {
     /// The events that were executed meanwhile.
     missed: u64,
-    /// For how long perf was told that the event did not count.
+    /// The time in which the event did not count, as reported to perf.
     reported: u64,
     /// The number of steps for which the vCPU has not counted.
     still: u64,
@@ -95,7 +95,7 @@ struct Event {
     truth: Ledger,
     /// The time when perf added it.
     since: u64,
-    /// For how long perf was told that the event did not count.
+    /// The time in which the event did not count, as reported to perf.
     stalled: u64,
     /// What was known of its stalls when perf last read it.
     seen: Stalls,

@@ -21,7 +21,7 @@ use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::step::{Executed, Kind, Trace};
 
-/// By how much two readings differ in addition to what is measured.
+/// The difference of two readings in addition to what is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overhead {
     /// The difference without a retry of the later reading.

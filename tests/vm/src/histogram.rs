@@ -36,7 +36,7 @@ pub struct Verdict {
 pub struct Prediction {
     /// A reading without a retry adds this to the truth.
     pub constant: u64,
-    /// Each retry adds this.
+    /// What each retry adds.
     pub per_retry: u64,
 }
 

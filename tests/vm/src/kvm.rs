@@ -110,7 +110,7 @@ pub enum Request {
 pub struct HostPerf {
     /// Why it cannot, or 0.
     pub errno: u64,
-    /// By how many instructions it is wrong about a thread.
+    /// The number of instructions by which it is wrong about a thread.
     pub error: u64,
     /// Whether the host's hard-lockup watchdog runs.
     pub watchdog: bool,

@@ -192,7 +192,7 @@ impl VcpuTimes {
 /// to the other: some 2,500 instructions, of 8 ns each. Twice as many are allowed.
 const SKEW_NS_PER_SWITCH: u64 = 40_000;
 
-/// By how much several threads or vCPUs are wrong.
+/// The errors of several threads or vCPUs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimeCheck {
     /// The worst excess of our counter over the clock.

@@ -30,8 +30,8 @@ const DRAW: &str = "perfctr report -f flame-graph -o /out/readme/picture";
 
 /// A number before one of these words is a time, or comes from one, and differs from run to run.
 pub const CLOCKED: [&str; 3] = ["kHz", "M/sec", "seconds"];
-/// By how many the samples of a function may differ between runs: a period may end just before it
-/// or just in it.
+/// The largest difference between the samples of a function in two runs: a period may end just
+/// before it or just in it.
 const SAMPLES_APART: u64 = 1;
 
 /// Has the machine run the screen's commands before its own.

@@ -27,9 +27,9 @@ pub struct Space<'a> {
     pub maps: Vec<Map<'a>>,
     /// Code without a file, whose addresses are the process's own.
     anonymous: BTreeSet<u64>,
-    /// Where there is something already: from the first byte to the one behind the last.
+    /// The ranges that are taken: the first byte of each, and the one behind its last.
     taken: BTreeMap<u64, u64>,
-    /// No module that may be anywhere has been put behind this.
+    /// The address behind the last module that may be anywhere.
     next: u64,
 }
 

@@ -43,7 +43,7 @@ const PERIOD: u64 = 100_000;
 const SHORT: u64 = 10_000;
 /// The work, unit: rounds.
 const ROUNDS: u64 = 1_000;
-/// For how long the command is stopped: shorter than it may be, and longer.
+/// How long the command is stopped: shorter than it may be, and longer.
 const PAUSE: Duration = Duration::from_millis(PROFILE_LEASE_MS - 500);
 const TOO_LONG: Duration = Duration::from_millis(PROFILE_LEASE_MS + 1_000);
 /// The command has begun after this time.

@@ -28,7 +28,7 @@ const REGIONS: [Region; 3] = [
     Region { first: 10, second: 20 },
     Region { first: 50_000, second: 1_001 },
 ];
-/// For how long all CPUs are counted.
+/// How long all CPUs are counted.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Counts all CPUs, and what this thread executes.

@@ -26,7 +26,7 @@ use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 /// The region that a program executes in its own name.
 pub const SECRET: Region = Region { first: 3_000_000, second: 1 };
-/// More instructions than a program executes that only prepares to execute another one.
+/// A number of instructions that is larger than what a program executes to prepare an execve.
 pub const PREPARATION_MAX: u64 = 1_000_000;
 const PERIOD: u64 = 100_000;
 

@@ -16,7 +16,7 @@ use crate::Machine;
 /// A period that does not end.
 const NEVER: u64 = 1 << 60;
 
-/// Each is set several times, and in between the longest of them.
+/// The periods, each of which is set several times, and the longest of them in between.
 const PERIODS: [u64; 12] = [1, 2, 3, 7, 25, 60, 102, 500, 999, 1_000, 1_001, 10_007];
 const TIMES: usize = 5;
 

@@ -16,8 +16,8 @@ use vm_tests::tally::{Tally, equal};
 const THREADS: u64 = 6;
 /// How often each of them looks.
 const LOOKS: u64 = 400;
-/// For how many iterations a value stays in its registers: about a millisecond, so that some are
-/// switched there.
+/// The number of iterations for which a value stays in its registers: about a millisecond, so that
+/// some are switched there.
 const ITERATIONS: u64 = 300_000;
 
 /// Checks registers while other programs run.

@@ -27,7 +27,7 @@ struct Seen {
     overflows: Overflows,
     /// The number of lost periods that passed together with another one.
     merged: u64,
-    /// By how much a count was wrong at most.
+    /// The largest error of a count.
     error_max: u64,
     /// Why it could not continue, if it could not.
     refusal: Option<String>,
