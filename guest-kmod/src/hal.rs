@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the core needs of the kernel it runs in.
+//! Declares what the core needs of the kernel that it runs in.
 
 use shared_abi::read::Counters;
 use shared_abi::{Errno, VcpuPage};

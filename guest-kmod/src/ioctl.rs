@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Validation of what user programs pass.
+//! Validates what user programs pass.
 
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{

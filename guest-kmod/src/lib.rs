@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The guest kernel's side: the counters of threads.
+//! Gives each thread of a guest counters of its own, in the guest's kernel.
 //!
 //! A thread's counters live in a [`ThreadPmu`].  When the thread is switched in, its
 //! configuration is loaded on the [`Vcpu`] unless it is loaded already, and `Start*` is sampled;

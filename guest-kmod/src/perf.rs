@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Linux's perf events on one vCPU.
+//! Counts and samples Linux's perf events on one vCPU.
 //!
 //! perf adds an event on the vCPU where the event's task executes, or on the CPU that the event
 //! counts, and removes it again.  In between the event *holds* a counter, beside those that the

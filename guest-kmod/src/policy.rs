@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Who may count what.
+//! Decides who may count what.
 //!
 //! Counts of the kernel and of CPUs are asked of perf as well, where a module can: see
 //! `docs/soundness.md` for the kernels where it cannot.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A vCPU whose guest was restored in the middle of anything
+//! Handles a vCPU whose guest was restored at any instruction
 //! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).
 //!
 //! The hypervisor that is there now interrupts the vCPU before it executes anything else.  What is

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A small machine to test on: a hypervisor with a few vCPUs that count what they are told to
-//! have executed.
+//! Provides a small machine to test on: a hypervisor with a few vCPUs that count what they are told
+//! to have executed.
 
 extern crate std;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The counters of one thread.
+//! Operates the counters of one thread.
 //!
 //! Only their thread operates them, with interrupts disabled: it calls in by ioctl, or is being
 //! switched.  Everybody else reads the thread's page.

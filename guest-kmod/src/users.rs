@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Users, each of whom has a page of every vCPU, and for how long they keep these pages.
+//! Decides how long a user keeps its pages, one of every vCPU.
 //!
 //! A user's pages exist from its first thread with counters on.  After its last one they are kept
 //! for a while, because programs often start again soon, unless too many users do so.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! When the guest's switches of threads are watched, and what ends after that
+//! Decides when the guest's switches of threads are watched, and what ends after that
 //! (`docs/adr/0014-switches-are-watched-on-demand.md`).
 //!
 //! Whoever may need a page registered is a *watcher*.  The first one has the watch begin before

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The events of one virtual CPU, for the host's administrator: those that it has executed itself,
-//! and those of the hypervisor meanwhile.
+//! Keeps the events of one virtual CPU, for the host's administrator: those that it has executed
+//! itself, and those of the hypervisor meanwhile.
 
 use core::hint::spin_loop;
 use core::sync::atomic::AtomicU64;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The branches that a vCPU has taken before its counters overflowed.
+//! Keeps the branches that a vCPU has taken before its counters overflowed.
 //!
 //! The processor records them by itself while the vCPU executes, and the hypervisor's own branches
 //! never.  The records are forgotten whenever the vCPU comes to a physical CPU, so that it never

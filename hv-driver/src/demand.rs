@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether domains need the counters, on hosts that have another use for them.
+//! Knows whether domains need the counters, on hosts that have another use for them.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;

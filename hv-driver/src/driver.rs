@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The state that all CPUs of the host share.
+//! Has the state that all CPUs of the host share.
 
 use shared_abi::caps::{CAPS_ALL_EVENTS, VENDOR_AMD};
 use shared_abi::{PhysSlot, PmuCaps};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The properties of a guest that its counters depend on; they are fixed at registration.
+//! Describes a guest by the properties that its counters depend on, which its registration fixes.
 
 use shared_abi::PmuCaps;
 use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};

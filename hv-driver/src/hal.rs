@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The interface between the driver and the hardware.
+//! Declares the interface between the driver and the hardware.
 
 use shared_abi::read::Counters;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether a non-maskable interrupt is the PMU's, on hosts where the PMU interrupts by one.
+//! Decides whether an NMI is the PMU's, on hosts where the PMU interrupts by NMIs.
 //!
 //! Such interrupts come for other reasons, too: memory errors, a watchdog, the administrator's
 //! button.  These interrupts must reach their own handlers, even while a guest counts for a long

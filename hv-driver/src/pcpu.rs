@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! One physical CPU: what its selectors hold, and whose events its counters.
+//! Drives one physical CPU, and knows what its selectors hold, and whose events its counters hold.
 
 use shared_abi::PhysSlot;
 use shared_abi::arch::EVNTSEL_EN;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which domains may count: what the host has said of each, or else what its option says of all.
+//! Decides which domains may count: by what the host has set for each, or else by its option.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;

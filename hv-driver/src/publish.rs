@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The only writer of a vCPU's page.
+//! Writes a vCPU's page.  Nothing else writes it.
 //!
 //! The page belongs to a guest that may write to it at any time.  It is output: nothing is ever
 //! read back from it, not even the sequence word, of which [`Publisher`] keeps its own count.  Only

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whose the counters are on a host whose own perf wants them, too.
+//! Decides whether guests or the host's own perf have the counters.
 //!
-//! Both reserve the counters in the same allocator of the host's kernel, so that one of them has
+//! The driver and perf reserve the counters in the same allocator of the kernel, so that one has
 //! all counters: perf from the first event that is opened to the last that is closed, and the
 //! driver while a domain [needs them](crate::Driver::is_needed).  The hard-lockup watchdog is an
 //! event of perf's, too.  It would keep every guest from counting for ever, so the driver stops it

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A vCPU's sampling counters (i-mode).
+//! Drives a vCPU's sampling counters (i-mode).
 //!
 //! They are preset so that they overflow after their period, stopped while they are not running,
 //! and kept across switches of the vCPU.  Whenever a counter is folded, its value shows whether it

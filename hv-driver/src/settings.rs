@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the host's administrator asks for: the option `perfctr` of every hypervisor.
+//! Parses what the host's administrator asks for: the option `perfctr` of every hypervisor.
 
 /// The syntax of the option, for the console.
 pub const EXPECTED: &str = "on|off[,accounts][,all][,branches][,cost][,events=all]\

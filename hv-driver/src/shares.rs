@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What each counter of a vCPU has counted, up to its last fold and since its last start.
+//! Keeps what each counter of a vCPU has counted, up to its last fold and since its last start.
 
 use shared_abi::count::phys_star;
 use shared_abi::limits::MAX_SLOTS;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the driver did on one physical CPU, and what it cost.
+//! Counts what the driver did on one physical CPU, and what it cost.
 
 use core::cell::Cell;
 

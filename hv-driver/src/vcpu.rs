@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! One virtual CPU: its configuration and its sums.
+//! Keeps the configuration and the sums of one virtual CPU, and is its state machine.
 //!
 //! While the vCPU executes, a counter of its configuration that counts in the guest's present mode
 //! is *running*: `start` is what the hardware held when it began to run.  It is *folded*

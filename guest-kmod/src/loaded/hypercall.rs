@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypercall's operations, typed.
+//! Makes the hypercalls, with an argument type for each operation.
 
 use shared_abi::hypercall::{
     HvBranches, HvLoad, HvPlace, HvQuery, HvRecord, HvRegister, OP_BRANCHES, OP_LOAD, OP_PLACE,

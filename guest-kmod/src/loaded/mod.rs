@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is loaded on a vCPU, what is published, and the calls to the hypervisor for it.
+//! Loads configurations on vCPUs, calls the hypervisor for that, and publishes threads' counts.
 
 pub mod handshake;
 pub(crate) mod hypercall;

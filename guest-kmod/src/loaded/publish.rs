@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The only writer of thread pages.
+//! Writes the thread pages.  Nothing else writes them.
 
 use shared_abi::ioctl::Sums;
 use shared_abi::read::{ReadError, read_published};

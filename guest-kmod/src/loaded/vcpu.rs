@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! One vCPU: its page's registration, and what is loaded on it.
+//! Registers a vCPU's page, and loads configurations on the vCPU.
 
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};

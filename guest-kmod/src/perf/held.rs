@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The events that are on one vCPU, the counter that each holds, and what it has counted.
+//! Keeps the events that are on one vCPU, the counter that each holds, and what it has counted.
 //!
 //! Nothing here touches a vCPU: what its counters hold comes from a [`Sampler`], and what is to be
 //! loaded is given back.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Short paths for the usual switch: the thread only counts, and its counters are still loaded.
+//! Has short paths for the usual switch: the thread only counts, and its counters are still loaded.
 //!
 //! They do what [`ThreadPmu::switch_in_otherwise`] and [`ThreadPmu::switch_out_otherwise`] do, for
 //! a number of counters that the compiler knows, so that there is no loop.  They change only the

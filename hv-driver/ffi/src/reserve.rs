@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whose the counters are, as C sees it.
+//! Exports to C the decision whose the counters are.
 
 use core::ffi::c_int;
 

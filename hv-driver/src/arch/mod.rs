@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What differs from one processor architecture to another.
+//! Has what differs from one processor architecture to another.
 //!
 //! An [`Identity`] is what a CPU says of itself; it determines which PMU the CPU has.
 //! [`Registers`] has the numbers of that PMU's registers, and [`Selectors`] the values of those

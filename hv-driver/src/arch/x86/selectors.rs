@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The values of a physical CPU's selector registers.
+//! Computes the values of a physical CPU's selector registers.
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::caps::CAPS_GUEST_ONLY;
