@@ -62,7 +62,7 @@ impl Here {
             _ if event.is_software() => {
                 Watch::this_thread().count(event.to_string(), event).open().err()
             }
-            (Provider::Tsc, _) => Some(self.nobody(event)),
+            (Provider::Tsc, _) => Some(self.no_provider_error(event)),
             (Provider::Paravirt, Some(caps)) => counting(&caps, &[event], 0).err(),
             _ => Session::open_with(Provider::Native).and_then(|mut s| s.start(&[event])).err(),
         }

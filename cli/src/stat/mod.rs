@@ -225,7 +225,7 @@ pub fn observe(
             let tsc_khz = here.description.tsc_khz;
             traced::run(target, &events, &control, tsc_khz, signals, intervals)
         }
-        (Provider::Tsc, _) => Err(here.nobody(hardware[0]).into()),
+        (Provider::Tsc, _) => Err(here.no_provider_error(hardware[0]).into()),
         _ => native::run(target, groups, signals, intervals),
     }
 }

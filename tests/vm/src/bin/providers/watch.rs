@@ -259,7 +259,7 @@ fn examples() -> Result<()> {
     let printed = run(&["/work/self_count"])?;
     let words: Vec<&str> = printed.split([' ', ':']).collect();
     let counted = words.get(2).and_then(|count| count.parse().ok());
-    ensure!(counted.is_some_and(|n: u64| (1_000..100_000).contains(&n)), "{said}");
+    ensure!(counted.is_some_and(|n: u64| (1_000..100_000).contains(&n)), "{printed}");
     for (example, lines) in [("/work/tasks", 3), ("/work/workers", 8)] {
         let said = run(&[example])?;
         let count = |line: &str| line.split_whitespace().rev().nth(1)?.parse().ok();
