@@ -5,7 +5,7 @@
 //! button.  These interrupts must reach their own handlers, even while a guest counts for a long
 //! time.  So the driver claims an interrupt only if a counter has overflowed that was to interrupt,
 //! and if no earlier interrupt was claimed for that overflow.  On Intel's CPUs the mask bit of the
-//! local APIC's entry shows it without the counters.
+//! interrupt controller's entry shows it without the counters.
 //!
 //! An interrupt comes at any moment, also while the core is at work.  So its handler looks only at
 //! atomics and at the counters' values.
@@ -13,10 +13,11 @@
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use shared_abi::caps::VENDOR_INTEL;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{PhysSlot, PmuCaps};
+
+use crate::arch;
 
 /// How long the interrupt of an overflow that was already seen may still take to arrive, unit: TSC
 /// ticks.
@@ -62,9 +63,9 @@ impl ExpectedInterrupts {
         self.until_tsc.store(now.wrapping_add(ON_ITS_WAY_TICKS).max(1), Relaxed);
     }
 
-    /// Returns whether an interrupt that has just arrived is the PMU's, where the local APIC can be
-    /// asked.  `is_masked` says whether its entry for the PMU is masked, which nobody does but the
-    /// local APIC itself.
+    /// Returns whether an interrupt that has just arrived is the PMU's, where the CPU's interrupt
+    /// controller can be asked.  `is_masked` says whether its entry for the PMU is masked, which
+    /// nobody does but the controller itself.
     pub fn explains_beside_entry(
         &self,
         is_masked: bool,
@@ -73,7 +74,7 @@ impl ExpectedInterrupts {
     ) -> bool {
         // Counters cannot tell more than the entry: one that has overflowed may hold anything by
         // now.
-        if masks_its_entry(caps) { is_masked } else { self.explains(caps, hardware) }
+        if arch::masks_entry_of_pmu(caps) { is_masked } else { self.explains(caps, hardware) }
     }
 
     /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
@@ -98,15 +99,6 @@ impl ExpectedInterrupts {
     }
 }
 
-/// Returns whether the local APICs of such CPUs mask their entry for the PMU when they deliver its
-/// interrupt.
-///
-/// Intel's do (SDM volume 3, "Local Vector Table"). A masked entry then says that the PMU has
-/// interrupted, and no counter interrupts again until the entry is unmasked.  AMD's do not.
-fn masks_its_entry(caps: &PmuCaps) -> bool {
-    caps.vendor == VENDOR_INTEL
-}
-
 /// Whose a non-maskable interrupt is, on a host that samples itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nmi {
@@ -121,14 +113,14 @@ pub enum Nmi {
 impl Nmi {
     /// Returns whose an interrupt is.  `hosts` says whether an overflow of the host's counter
     /// explains it, `guests` whether one of a guest's counter does, and `is_masked` whether the
-    /// local APIC's entry for the PMU is masked now.
+    /// interrupt controller's entry for the PMU is masked now.
     ///
     /// An interrupt may come so late that whatever had overflowed was seen before.  Where it has
     /// masked the entry, it is still the PMU's: the entry has to be unmasked.
     pub fn of(hosts: bool, guests: bool, is_masked: bool, caps: &PmuCaps) -> Self {
         if guests {
             Self::Guest
-        } else if hosts || masks_its_entry(caps) && is_masked {
+        } else if hosts || arch::masks_entry_of_pmu(caps) && is_masked {
             Self::Handled
         } else {
             Self::Foreign
@@ -141,6 +133,7 @@ mod tests {
     use core::cell::Cell;
 
     use shared_abi::CounterWidth;
+    use shared_abi::caps::VENDOR_INTEL;
 
     use super::*;
     use crate::arch::Identity;

@@ -33,7 +33,7 @@ pub struct Settings {
     /// Whether every domain may count about which the host has not decided.
     pub all_domains: bool,
     /// Whether the CPUs count the instruction that enters a guest in the mode that it enters, as
-    /// AMD says of VMRUN, so that the driver has to take it back.
+    /// AMD's manual says, so that the driver has to take it back.
     pub counts_entries: bool,
     /// Whether a general counter is kept from the guests, with which the host samples itself.
     pub profile: bool,

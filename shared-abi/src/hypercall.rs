@@ -7,40 +7,23 @@
 //!
 //! | op | argument | who | errors besides `EFAULT` and `EINVAL` (length, reserved fields) |
 //! |---|---|---|---|
-//! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off
-//! |
-//! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled,
-//! `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` a kind of guest that cannot
-//! count, `ENOMEM` |
+//! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off |
+//! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` a kind of guest that cannot count, `ENOMEM` |
 //! | [`OP_UNREGISTER`] | none | any vCPU, for itself | `ENXIO` none registered |
-//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled
-//! or event not allowed, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses
-//! the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
 //! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
 //! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
-//! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter
-//! is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
-//! | [`OP_PROFILE_READ`] | [`HvSamples`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`,
-//! `ENXIO` nobody samples, `ENOENT` that physical CPU is not sampled |
-//! | [`OP_PROFILE_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody
-//! samples |
-//! | [`OP_ACCOUNTS_START`] | [`HvAccounting`] | the control domain | `EPERM`, `EOPNOTSUPP` no
-//! counters are reserved, `EBUSY` events are accounted already, those of
-//! [`ConfigError`](crate::ConfigError) |
-//! | [`OP_ACCOUNTS_READ`] | [`HvAccounts`], in and out | the control domain | `EPERM`,
-//! `EOPNOTSUPP`, `ENXIO` no events are accounted |
-//! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events
-//! are accounted |
-//! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded
-//! here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV`
-//! nothing counts on this physical CPU |
-//! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for
-//! [`OP_RECORD`], `ENXIO` no page |
-//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a
-//! page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of
-//! [`ConfigError`](crate::ConfigError) |
+//! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_PROFILE_READ`] | [`HvSamples`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples, `ENOENT` that physical CPU is not sampled |
+//! | [`OP_PROFILE_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples |
+//! | [`OP_ACCOUNTS_START`] | [`HvAccounting`] | the control domain | `EPERM`, `EOPNOTSUPP` no counters are reserved, `EBUSY` events are accounted already, those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_ACCOUNTS_READ`] | [`HvAccounts`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
+//! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
+//! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV` nothing counts on this physical CPU |
+//! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
+//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
 //! `ENOSYS`.
@@ -59,7 +42,8 @@ pub const HYPERCALL_NUMBER: u32 = 53;
 /// `docs/ABI.md` says which registers hold the number and the arguments.
 pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
 
-/// The vector that the module writes to the local APIC's entry for the PMU in a guest of KVM.
+/// The vector that the module writes to the interrupt controller's entry for the PMU in a guest of
+/// KVM.
 /// Processors ignore it beside the delivery mode NMI (SDM volume 3, local vector table).
 ///
 /// The VMM saves and restores the vector with the entry.  The vector tells the driver that this

@@ -11,10 +11,10 @@ mod x86;
 
 pub(crate) use x86::branches::BranchRecord;
 pub use x86::branches::{BranchRegisters, Filter};
-pub(crate) use x86::entry_slots;
 pub(crate) use x86::probe::probe;
 pub use x86::selectors::{EVNTSEL_GUEST_ONLY, EVNTSEL_OWN_INSTRUCTIONS, Selectors};
 pub(crate) use x86::selectors::{can_limit_selectors, of_guest, of_hypervisor};
 pub use x86::{
     Fixed, Global, Identity, Readable, Refusal, Registers, global_bits, slots_of_global,
 };
+pub(crate) use x86::{entry_slots, masks_entry_of_pmu};

@@ -13,8 +13,18 @@ pub(crate) mod selectors;
 pub(crate) use amd::entry_slots;
 use branches::BranchRegisters;
 pub use identity::Identity;
+use shared_abi::caps::VENDOR_INTEL;
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
+
+/// Returns whether the local APICs of such CPUs mask their entry for the PMU when they deliver its
+/// interrupt.
+///
+/// Intel's do (SDM volume 3, "Local Vector Table").  A masked entry then says that the PMU has
+/// interrupted, and no counter interrupts again until the entry is unmasked.  AMD's do not.
+pub(crate) fn masks_entry_of_pmu(caps: &PmuCaps) -> bool {
+    caps.vendor == VENDOR_INTEL
+}
 
 /// Why the PMU cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,10 @@ use super::Tree;
 const CORES: [&str; 3] = ["shared-abi/src/", "hv-driver/src/", "guest-kmod/src/"];
 
 /// Words that only x86 has, in lower case.
-const WORDS: [&str; 10] =
-    ["x86", "rdpmc", "rdtsc", "rdmsr", "wrmsr", "msr", "msrs", "cpuid", "lfence", "pebs"];
+const WORDS: [&str; 19] = [
+    "x86", "rdpmc", "rdtsc", "rdmsr", "wrmsr", "msr", "msrs", "cpuid", "lfence", "pebs", "apic",
+    "apics", "lvtpc", "cr4", "eflags", "rflags", "vmrun", "vmcb", "vmcs",
+];
 
 /// How names of x86's registers begin, in lower case.
 const REGISTERS: [&str; 2] = ["ia32_", "perfevtsel"];
