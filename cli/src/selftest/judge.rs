@@ -397,4 +397,4 @@ fn wraps(measured: &Measured, samples: &Sampled) -> Promise {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

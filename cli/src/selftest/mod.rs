@@ -188,3 +188,88 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let holds = document.verdicts.all_hold();
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::from(BROKEN) })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::judge::tests::faultless;
+    use super::*;
+
+    /// Returns what `perfctr selftest` writes of these measurements.
+    fn document_of(measured: Measured) -> Document {
+        Document {
+            perfctr: "1.2.3",
+            provider: "a module".to_owned(),
+            cpu: Cpu {
+                vendor: "AuthenticAMD".to_owned(),
+                family: 25,
+                model: 1,
+                stepping: 2,
+                brand: Some("A \u{1b}[2Jbrand".to_owned()),
+            },
+            on: 3,
+            hypervisor: None,
+            kernel: None,
+            module: None,
+            verdicts: Verdicts::of(&measured),
+            measured,
+        }
+    }
+
+    /// Returns the lines of a part of the table.
+    fn part<'a>(table: &'a str, title: &str) -> Vec<&'a str> {
+        table
+            .lines()
+            .skip_while(|line| *line != title)
+            .skip(1)
+            .take_while(|l| !l.is_empty())
+            .collect()
+    }
+
+    #[test]
+    fn the_table_has_the_processor_and_each_measurement_habit_and_promise() {
+        let table = document_of(faultless()).table();
+        let first = table.lines().next().unwrap();
+        assert!(first.starts_with("CPU            AuthenticAMD family 25 model 1 stepping 2 A "));
+        assert!(!table.contains('\u{1b}'), "a brand controls no terminal");
+        let measured = part(&table, "Measured");
+        assert_eq!(
+            measured[0],
+            "empty region   21 instructions and 3 branches in 9 regions; a read takes 7 ns"
+        );
+        assert_eq!(
+            measured[5],
+            "CPUID          1 x 1,000 instructions: -200 more, branches 0 more; 11 interrupts, \
+             switches 3"
+        );
+        let habits = part(&table, "Habits");
+        let names: Vec<&str> = habits.iter().map(|line| line.split(' ').next().unwrap()).collect();
+        assert_eq!(names, ["vmrun", "interrupts", "skid", "spurious"]);
+        assert!(habits.iter().all(|line| line[15..].starts_with("no ")), "{habits:?}");
+        let promises = part(&table, "Promises");
+        assert_eq!(promises.iter().filter(|line| line.starts_with("holds ")).count(), 7);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_known_and_the_table_says_why() {
+        let mut measured = faultless();
+        measured.exits = Outcome::NotMeasured("no\nCPUID".to_owned());
+        measured.samples = Outcome::NotMeasured("no signals".to_owned());
+        let table = document_of(measured).table();
+        assert!(table.contains("\nCPUID          not measured: no; CPUID\n"), "{table}");
+        assert!(table.contains("\nsamples        not measured: no signals\n"), "{table}");
+        assert!(table.contains("\nskid           not known  "), "{table}");
+    }
+
+    #[test]
+    fn the_report_says_its_format_and_has_every_measurement() {
+        let json: Value = serde_json::from_str(&document_of(faultless()).json().unwrap()).unwrap();
+        assert_eq!((&json["format"], &json["version"]), (&"perfctr selftest".into(), &1.into()));
+        assert_eq!((&json["perfctr"], &json["on"]), (&"1.2.3".into(), &3.into()));
+        let measured = json["measured"].as_object().unwrap();
+        assert_eq!(measured.len(), 8, "{:?}", measured.keys());
+        assert_eq!(json["habits"].as_array().map(Vec::len), Some(4));
+        assert_eq!(json["promises"].as_array().map(Vec::len), Some(7));
+    }
+}

@@ -27,7 +27,7 @@ fn known(instructions: u64, branches: u64, causes: u64, surplus: &[[i64; 2]]) ->
 }
 
 /// Returns the measurements of a processor that does exactly what its manual promises.
-fn faultless() -> Measured {
+pub(in crate::selftest) fn faultless() -> Measured {
     let spread = |number| Spread { least: number, most: number };
     let reads =
         Reads { regions: 9, instructions: spread(21), branches: spread(3), direct: true, ns: 7.0 };
