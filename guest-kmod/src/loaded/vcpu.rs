@@ -26,7 +26,7 @@ pub struct Vcpu {
     /// The reason for which no thread may count here: there is no page, which is `NXIO` while the
     /// vCPU is offline, or CPU-wide counting has the CPU (`BUSY`).
     gate: Result<(), Errno>,
-    /// The configuration that the hypervisor was last reported to program.
+    /// The configuration that the hypervisor was last asked to program.
     loaded: Config,
     /// A number that changes whenever what is loaded changes, or whether anything may be loaded.
     generation: NonZeroU64,
@@ -39,7 +39,7 @@ pub struct Vcpu {
     pub(crate) pages: Pages,
     /// perf's events that are here.
     pub(crate) events: Events,
-    /// The branches that the hypervisor was last reported to record.
+    /// The branches that the hypervisor was last asked to record.
     pub(crate) recorded: u32,
 }
 
