@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* Counts code of known length, in threads that compete. The argument is the provider's name. */
 
+#include <assert.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -16,9 +17,9 @@
 #define COST_MAX 300u
 
 /* Programs that were compiled with an earlier header rely on this. */
-#define AT(member, offset)                                                   \
-	_Static_assert(offsetof(struct perfctr_reading, member) == (offset), \
-		       #member)
+#define AT(member, offset)                                                  \
+	static_assert(offsetof(struct perfctr_reading, member) == (offset), \
+		      #member)
 
 AT(clock, 0);
 AT(counts, 8);
@@ -26,7 +27,7 @@ AT(events, 152);
 AT(retries, 156);
 AT(direct, 160);
 AT(reserved, 164);
-_Static_assert(sizeof(struct perfctr_reading) == 168, "perfctr_reading");
+static_assert(sizeof(struct perfctr_reading) == 168, "perfctr_reading");
 
 KNOWN_LOOP;
 
