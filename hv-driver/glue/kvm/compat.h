@@ -60,13 +60,6 @@ static inline void unregister_syscore(struct syscore *syscore)
 #define KVM_REQ_RECALC_INTERCEPTS KVM_REQ_MSR_FILTER_CHANGED
 #endif
 
-/* From 6.13 on the ring is read in a way that keeps no copy. */
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 13, 0)
-#define perfctr_cpl(vcpu) static_call(kvm_x86_get_cpl_no_cache)(vcpu)
-#else
-#define perfctr_cpl(vcpu) static_call(kvm_x86_get_cpl)(vcpu)
-#endif
-
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0)
 /* KVM's own virtual PMU lets some guests read counters. */
 #define perfctr_kvm_intercepts_rdpmc(vcpu) kvm_need_rdpmc_intercept(vcpu)

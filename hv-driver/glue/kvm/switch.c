@@ -11,23 +11,18 @@
 
 #include "private.h"
 
-/*
- * The guest's registers are still those of where the counter overflowed. But
- * whoever reads them makes KVM keep copies of them, and KVM may be just about to
- * change them.
- */
-static void overflowed_here(struct kvm_vcpu *vcpu, bool may_read)
+/* The guest's registers are still those of where the counter overflowed. */
+static void overflowed_here(struct kvm_vcpu *vcpu)
 {
-	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
+	struct perfctr_hv_place place = {
+		.mode = static_call(kvm_x86_get_cpl)(vcpu) ?
+				PERFCTR_PLACE_USER :
+				PERFCTR_PLACE_KERNEL,
+		.ip = kvm_rip_read(vcpu),
+		.sp = kvm_rsp_read(vcpu),
+		.flags = kvm_get_rflags(vcpu),
+	};
 
-	if (may_read)
-		place = (struct perfctr_hv_place){
-			.mode = perfctr_cpl(vcpu) ? PERFCTR_PLACE_USER :
-						    PERFCTR_PLACE_KERNEL,
-			.ip = kvm_rip_read(vcpu),
-			.sp = kvm_rsp_read(vcpu),
-			.flags = kvm_get_rflags(vcpu),
-		};
 	perfctr_core_overflowed_at(perfctr_core_of(vcpu->arch.perfctr), &place);
 }
 
@@ -46,7 +41,7 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 
 	local_irq_save(flags);
 	if (perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p)))
-		overflowed_here(vcpu, true);
+		overflowed_here(vcpu);
 	p->in = false;
 	local_irq_restore(flags);
 	perfctr_page_written(vcpu, p);
@@ -168,8 +163,7 @@ void perfctr_vcpu_load(struct kvm_vcpu *vcpu)
 /*
  * The PMU's interrupt is an NMI, which may come while the core works.  So the
  * work is done as soon as interrupts are enabled: they are between a guest's
- * exit and its next entry. There KVM says that it handles interrupts from the
- * guest, in which perf reads the guest's registers as well.
+ * exit and its next entry.
  */
 static void overflow(struct irq_work *unused)
 {
@@ -178,7 +172,7 @@ static void overflow(struct irq_work *unused)
 
 	if (perfctr_core_interrupt(perfctr_this_cpu(),
 				   p ? perfctr_core_of(p) : NULL)) {
-		overflowed_here(vcpu, kvm_arch_pmi_in_guest(vcpu));
+		overflowed_here(vcpu);
 		perfctr_notify(vcpu);
 	}
 	perfctr_unmask_interrupt();
