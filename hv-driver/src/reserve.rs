@@ -96,7 +96,7 @@ impl Reservation {
     /// Takes the counters if they are `needed`, and gives them back if they are not.
     pub fn settle(&mut self, needed: bool, now_ns: u64, host: &mut impl Host) {
         if needed && self.may_try(now_ns) {
-            let result = self.take(host);
+            let result = self.take_counters(host);
             self.is_taken = result.is_ok();
             self.last_error = result.map_or_else(|errno| errno.0, |()| 0);
             self.next_try_ns = now_ns.saturating_add(PATIENCE_NS);
@@ -106,7 +106,8 @@ impl Reservation {
         }
     }
 
-    fn take(&mut self, host: &mut impl Host) -> Result<(), Errno> {
+    /// Takes the counters, and stops the watchdog if it has them.
+    fn take_counters(&mut self, host: &mut impl Host) -> Result<(), Errno> {
         if !self.reserve_without_watchdog(host) {
             host.notify(Notice::PerfHasCounters);
             return Err(Errno::BUSY);
@@ -123,6 +124,7 @@ impl Reservation {
         Ok(())
     }
 
+    /// Gives the counters back, and starts the watchdog if it is to run.
     fn give_back(&mut self, host: &mut impl Host) {
         host.give_cpus_back();
         host.release();

@@ -26,7 +26,7 @@ use crate::session::{Counts, Reading, Session};
 pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
     let mut session = Session::open()?;
     session.start(&events)?;
-    Ok(Counting::of(session))
+    Ok(Counting::from_session(session))
 }
 
 /// A session that counts `N` events, which [`start`] has started.
@@ -36,8 +36,8 @@ pub struct Counting<const N: usize> {
 }
 
 impl<const N: usize> Counting<N> {
-    /// Takes a session, which has started to count the events.
-    pub(crate) fn of(session: Session) -> Self {
+    /// Makes a `Counting` of a session that has started to count these events.
+    pub(crate) fn from_session(session: Session) -> Self {
         Self { session }
     }
 

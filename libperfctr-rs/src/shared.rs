@@ -36,10 +36,13 @@ impl Shared {
 
 /// Starts to count these events of the calling thread, or shares what already counts them.
 ///
-/// A thread has its counters once.  So a library that counts, and a caller that does as well, both
-/// get them by this function, if they count the same events in the same order.  Counting goes on
-/// until the last of them has dropped what it got.  Each looks at differences: of readings, or by
-/// [`Counting::measure`], which also counts what other users measure within the body.
+/// A thread can have only one session.  A library that counts and its caller, which counts too, can
+/// both use that session if both get it from this function, with the same events in the same order.
+/// Counting stops when the last of them has dropped its [`Rc`].
+///
+/// The counts do not begin at 0 for each of them, so each subtracts an earlier reading from a later
+/// one, or uses [`Counting::measure`].  If the body that one of them measures makes the other one
+/// read counters, that costs instructions, which are counted, too.
 ///
 /// ```no_run
 /// use perfctr::{Event, shared};
@@ -92,7 +95,7 @@ mod tests {
     fn other_events_or_another_order_are_not_the_same() {
         let [a, b] = [Event::CYCLES.user(), Event::BRANCHES.user()];
         // It counts nothing here, where there may be no counters.
-        let counting = Rc::new(Counting::<2>::of(Session::open().unwrap()));
+        let counting = Rc::new(Counting::<2>::from_session(Session::open().unwrap()));
         let shared = Shared::new([a, b], &counting);
         assert!(shared.of([a, b]).is_some_and(|found| Rc::ptr_eq(&found, &counting)));
         assert!(shared.of([b, a]).is_none() && shared.of([a, Event::CYCLES]).is_none());
@@ -105,7 +108,7 @@ mod tests {
     fn a_forked_child_does_not_share_what_its_parent_has() {
         let mut session = Session::open().unwrap();
         session.give_away();
-        let counting = Rc::new(Counting::<0>::of(session));
+        let counting = Rc::new(Counting::<0>::from_session(session));
         assert!(Shared::new([], &counting).of([]).is_none());
         SHARED.set(Some(Shared::new([], &counting)));
         assert!(!Rc::ptr_eq(&shared([]).unwrap(), &counting));

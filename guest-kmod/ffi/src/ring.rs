@@ -59,7 +59,7 @@ pub extern "C" fn perfctr_core_ring_place(
 ///
 /// # Safety
 ///
-/// Nobody else writes to the `room` words from `out` on, which can be written.
+/// The `room` words from `out` on can be written, and nobody else writes to them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, room: u32) -> u32 {
     let read = |address| {

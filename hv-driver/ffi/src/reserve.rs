@@ -47,7 +47,8 @@ unsafe extern "C" {
 /// The kernel of the host.
 struct Linux;
 
-fn step(step: HostStep) -> c_int {
+/// Has the glue carry out a step, and returns what the step says.
+fn carry_out(step: HostStep) -> c_int {
     // SAFETY: each step is the glue's own work.  It touches nothing that the core has, and it calls
     // none of the core's entries about reservations.
     unsafe { perfctr_glue_host_step(step) }
@@ -55,31 +56,31 @@ fn step(step: HostStep) -> c_int {
 
 impl Host for Linux {
     fn reserve(&mut self) -> bool {
-        step(HostStep::Reserve) != 0
+        carry_out(HostStep::Reserve) != 0
     }
 
     fn release(&mut self) {
-        step(HostStep::Release);
+        carry_out(HostStep::Release);
     }
 
     fn watchdog_is_on(&mut self) -> bool {
-        step(HostStep::WatchdogIsOn) != 0
+        carry_out(HostStep::WatchdogIsOn) != 0
     }
 
     fn switch_watchdog(&mut self, on: bool) {
-        step(if on { HostStep::WatchdogOn } else { HostStep::WatchdogOff });
+        carry_out(if on { HostStep::WatchdogOn } else { HostStep::WatchdogOff });
     }
 
     fn take_cpus(&mut self) -> Result<(), Errno> {
-        from_return(step(HostStep::TakeCpus))
+        from_return(carry_out(HostStep::TakeCpus))
     }
 
     fn give_cpus_back(&mut self) {
-        step(HostStep::GiveCpusBack);
+        carry_out(HostStep::GiveCpusBack);
     }
 
     fn notify(&mut self, notice: Notice) {
-        step(match notice {
+        carry_out(match notice {
             Notice::PerfHasCounters => HostStep::LogPerfHasCounters,
             Notice::GuestsCount => HostStep::LogGuestsCount,
             Notice::WatchdogStopped => HostStep::LogWatchdogStopped,

@@ -51,7 +51,7 @@ static int start(const struct perfctr_options *options)
 	err = perfctr_start_cpus();
 	if (err)
 		goto no_cpus;
-	err = perfctr_try_counters();
+	err = perfctr_core_try_cpus();
 	if (err) {
 		pr_err("off: not every CPU can count\n");
 		goto no_counters;

@@ -88,10 +88,8 @@ perfctr_core_of_machine(const struct kvm *kvm)
 	return (const struct perfctr_core_domain *)kvm->arch.perfctr_domain;
 }
 
-/* reserve.c: returns whether every CPU can count, if that can be tried now. */
-int perfctr_try_counters(void);
 /*
- * Begin and end a vCPU's demand for the counters. Getting them may wait. A vCPU
+ * reserve.c: begin and end a vCPU's demand for the counters. Getting them may wait. A vCPU
  * that was switched in has to be switched in anew after that.
  */
 int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p);

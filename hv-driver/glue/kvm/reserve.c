@@ -269,8 +269,3 @@ void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p)
 		mod_delayed_work(system_freezable_wq, &perfctr_settle_later,
 				 HZ);
 }
-
-int perfctr_try_counters(void)
-{
-	return perfctr_core_try_cpus();
-}

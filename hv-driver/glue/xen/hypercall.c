@@ -58,6 +58,7 @@ int perfctr_glue_take_counters(void)
     return 0;
 }
 
+/* So the core never has Xen do anything about them. */
 int perfctr_glue_host_step(perfctr_host_step step)
 {
     return 0;

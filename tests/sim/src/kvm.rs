@@ -152,10 +152,10 @@ impl Machine {
         if host.is_drivers.get() && vcpu.taken.get() == host.times.get() {
             return Ok(());
         }
-        let mut result = self.join(index, host);
+        let mut result = self.need_counters(index, host);
         if host.reservation.borrow().may_try(self.now_ns()) {
             self.settle_counters(domain.host.get());
-            result = self.join(index, host);
+            result = self.need_counters(index, host);
         }
         if result.is_err() {
             self.put_counters(index);
@@ -164,7 +164,8 @@ impl Machine {
         result
     }
 
-    fn join(&self, index: usize, host: &Contention) -> Result<(), Errno> {
+    /// Notes that a vCPU needs the counters. Returns why it does not get them now, if it does not.
+    fn need_counters(&self, index: usize, host: &Contention) -> Result<(), Errno> {
         let vcpu = &self.vcpus[index];
         if !vcpu.needs_counters.replace(true) {
             self.domains[vcpu.domain].demand.begin();

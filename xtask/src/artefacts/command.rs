@@ -22,7 +22,7 @@ pub fn install(prefix: &Path) -> Result<()> {
     replace(&guest::dynamic("cli", "pfm")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
     // The man pages and completions are made from what the command says of itself, which is written
     // nowhere else.
-    let generated = cache::root()?.join("work/generated");
+    let generated = cache::scratch("generated")?;
     if generated.exists() {
         fs::remove_dir_all(&generated)?;
     }

@@ -70,7 +70,7 @@ pub fn without_library(source: &Path, flags: &[&str]) -> Result<PathBuf> {
         };
         let (from, to) = (format!("/program/{name}"), format!("/program/{program}"));
         let _lock = cache::lock("kbuild")?;
-        let debian = Chroot::unpack(&system, &cache::root()?.join("work/kbuild"))?;
+        let debian = Chroot::unpack(&system, &cache::scratch("kbuild")?)?;
         debian.put(&[source], "program")?;
         debian.run(&compile(Path::new(&from), Path::new(&to)))?;
         debian.get(&to, &dir.join(&program))?;
@@ -122,7 +122,7 @@ rm -r \"$0/headers\"
 pub fn module_without_xen(kernel: &Kernel) -> Result<PathBuf> {
     const NAME: &str = "module-without-xen";
     let (files, headers) = (module_sources(Purpose::Use)?, kernel::headers(kernel)?);
-    let dir = cache::artefact(NAME, key(kernel, &files), |dir| {
+    let dir = cache::artefact(NAME, key_of_module(kernel, &files), |dir| {
         write(&files, dir)?;
         let mut script = cmd("sh", ["-ec", WITHOUT_XEN]);
         sh::logged(script.arg(dir).arg(&headers), &cache::log(NAME)?)
@@ -185,7 +185,7 @@ pub fn kernel_32() -> Result<PathBuf> {
 
 /// Builds a module from `files`, one of which is its Kbuild. Returns the module's directory.
 fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
-    cache::artefact(name, key(kernel, files), |dir| {
+    cache::artefact(name, key_of_module(kernel, files), |dir| {
         write(files, dir)?;
         if let Some(system) = &kernel.system {
             return kbuild_in(system, &kernel.release, dir);
@@ -197,7 +197,8 @@ fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
     })
 }
 
-fn key(kernel: &Kernel, files: &Files) -> Key {
+/// Returns a key that changes with the kernel and with each file.
+fn key_of_module(kernel: &Kernel, files: &Files) -> Key {
     let key = Key::new("module 1").text(&kernel.release);
     files.iter().fold(key, |key, (name, content)| key.text(name).bytes(content))
 }
@@ -214,7 +215,7 @@ fn write(files: &Files, dir: &Path) -> Result<()> {
 /// Builds a module in another release's system: that release's headers bring programs that need its
 /// C library.
 fn kbuild_in(system: &Path, release: &str, dir: &Path) -> Result<()> {
-    let work = cache::root()?.join("work/kbuild");
+    let work = cache::scratch("kbuild")?;
     let _lock = cache::lock("kbuild")?;
     let debian = Chroot::unpack(system, &work)?;
     let sources: Vec<PathBuf> = fs::read_dir(dir)?

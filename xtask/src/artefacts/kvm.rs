@@ -68,7 +68,7 @@ fn named(what: &str, kernel: &Kernel) -> String {
 
 /// Builds the modules in the kernel's whole source, and copies them into `dir`.
 fn build(kernel: &Kernel, source: &Path, files: &Files, dir: &Path) -> Result<()> {
-    let work = cache::root()?.join("work/kvm");
+    let work = cache::scratch("kvm")?;
     overlay::apply(source, &work, files)?;
     let mut make = cmd("make", [&sh::jobs(), &format!("KERNELRELEASE={}", kernel.release)]);
     make.args([&format!("M={KVM}"), "modules"]).current_dir(&work);

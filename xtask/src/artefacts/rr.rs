@@ -64,7 +64,7 @@ pub fn tests() -> Result<PathBuf> {
         let source = source()?;
         let archive = dir.join("system.tar");
         sh::step("a Debian for building rr", || apt::system(PACKAGES, "true", &archive))?;
-        let debian = Chroot::unpack(&archive, &cache::root()?.join("work/rr"))?;
+        let debian = Chroot::unpack(&archive, &cache::scratch("rr")?)?;
         fs::remove_file(archive)?;
         debian.put(&[source.join(".")], "rr")?;
         sh::step("rr and its tests", || debian.run(BUILD))?;

@@ -29,7 +29,7 @@ pub fn archive(dir: &Path) -> Result<PathBuf> {
     apt::install(&["xz-utils"], "packing the sources")?;
     let _lock = cache::lock("source")?;
     let name = format!("perfctr-{VERSION}");
-    let work = cache::root()?.join("work/source");
+    let work = cache::scratch("source")?;
     let tree = work.join(&name);
     if work.exists() {
         fs::remove_dir_all(&work)?;

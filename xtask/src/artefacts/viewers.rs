@@ -31,7 +31,7 @@ pub fn viewers() -> Result<Viewers> {
         apt::system(&PACKAGES, "true", &dir.join("root.tar"))
     })?;
     let lock = cache::lock("viewers-root")?;
-    let work: PathBuf = cache::root()?.join("work/viewers");
+    let work: PathBuf = cache::scratch("viewers")?;
     let system = Chroot::kept(&dir.join("root.tar"), &work)?;
     // Programs that were ended leave locks there.
     system.run("rm -rf /tmp; mkdir -m 1777 /tmp")?;

@@ -88,7 +88,7 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
     }
     let dir = cache::artefact(name, key, |dir| {
         apt::install(PACKAGES, "building Xen")?;
-        let work = cache::root()?.join("work").join(name);
+        let work = cache::scratch(name)?;
         overlay::apply(&source, &work, &files)?;
         let mut make = cmd("make", ["-C", "xen", &sh::jobs(), "debug=n"]);
         sh::logged(make.current_dir(&work), &cache::log(name)?)?;

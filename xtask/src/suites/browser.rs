@@ -228,7 +228,7 @@ fn height(picture: &str) -> Result<u32> {
 
 /// Puts a page where the browser finds it. Returns its address.
 fn put_page(viewers: &Viewers, name: &str, text: &str) -> Result<String> {
-    let page = cache::root()?.join("work").join(name);
+    let page = cache::scratch(name)?;
     fs::write(&page, text)?;
     viewers.system.put(&[&page], "page")?;
     Ok(format!("file:///page/{name}"))
@@ -241,7 +241,7 @@ fn browse(viewers: &Viewers, [width, height]: [u32; 2], what: &str) -> Result<St
          --disable-dev-shm-usage --hide-scrollbars --window-size={width},{height} \
          --virtual-time-budget=5000 {what} > /tmp/said 2> /tmp/err || {{ cat /tmp/err; exit 1; }}"
     ))?;
-    let printed = cache::root()?.join("work/browser-said");
+    let printed = cache::scratch("browser-said")?;
     viewers.system.get("/tmp/said", &printed)?;
     Ok(fs::read_to_string(printed)?)
 }

@@ -21,7 +21,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     // The program gets a part of one CPU only.
     spec.timeout *= 3;
     spec.add_program("cli", "perfctr")?;
-    let dir = cache::root()?.join("work/gate");
+    let dir = cache::scratch("gate")?;
     fs::create_dir_all(&dir)?;
     let words: String = (0..WORDS)
         .map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f))

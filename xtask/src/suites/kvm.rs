@@ -133,7 +133,7 @@ pub fn successor(report: &mut Report) -> Result<()> {
     ] {
         next.files.push((module, format!("/usr/lib/perfctr/{name}")));
     }
-    let initramfs = cache::root()?.join("work/successor");
+    let initramfs = cache::scratch("successor")?;
     fs::write(&initramfs, machine::initramfs(&next)?)?;
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-first"])?;
     spec.files.push((kernel.boot_image, "/work/next/vmlinuz".into()));

@@ -23,7 +23,7 @@ const VARIABLES: &[&str] =
 /// Runs one command after the other.
 pub fn run(report: &mut Report) -> Result<()> {
     let _lock = cache::lock("debian-13-test")?;
-    let debian = Chroot::unpack(&debian::newer()?, &cache::root()?.join("work/debian-13"))?;
+    let debian = Chroot::unpack(&debian::newer()?, &cache::scratch("debian-13")?)?;
     install_rust(&debian)?;
     let mut clone = cmd("git", ["clone", "--quiet", "--no-hardlinks"]);
     sh::as_root(clone.arg(sh::project()).arg(debian.path(PROJECT)))?;

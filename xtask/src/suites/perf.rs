@@ -42,7 +42,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// Runs the verb with a script that calls perf, although no word of the command names it: one `perf
 /// stat` beside another one that counts a known number.
 fn verb(topology: &str) -> Result<()> {
-    let dir = cache::root()?.join("work/perf-verb");
+    let dir = cache::scratch("perf-verb")?;
     fs::create_dir_all(&dir)?;
     fs::copy(pmu::known(pmu::ITERATIONS)?, dir.join("loop"))?;
     let known = "perf stat -x, -e instructions:u,branches:u -- ./loop; echo counted; exit 42";

@@ -67,7 +67,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Result<Self> {
-        let dir = cache::root()?.join("work/perf-data");
+        let dir = cache::scratch("perf-data")?;
         fs::create_dir_all(&dir)?;
         let beside = sh::project().join("cli/tests/command");
         for (source, program, flags) in [

@@ -30,7 +30,7 @@ const LAYERS: [(&str, [usize; 3]); 3] =
 /// Boots one machine.
 pub fn run(report: &mut Report) -> Result<()> {
     flame_graph(report, &sh::project().join(readme::PICTURE), "readme");
-    let out = cache::root()?.join("work/pictures-out");
+    let out = cache::scratch("pictures-out")?;
     report.program(spec(&out)?, "pictures")?;
     flame_graph(report, &out.join("primes.svg"), "primes");
     report.test("Chromium draws each layer of each guest in its colour", || {

@@ -40,7 +40,7 @@ pub fn check_program() -> Result<PathBuf> {
 /// Builds a check that belongs to the model, to run on any Linux.
 fn build(name: &str, sources: &[&str]) -> Result<PathBuf> {
     let folder = sh::project().join("testbed/qemu/check");
-    let program = cache::root()?.join("work").join(name);
+    let program = cache::scratch(name)?;
     let mut gcc = cmd("gcc", ["-O2", "-static", "-o"]);
     sh::output(gcc.arg(&program).args(sources.iter().map(|source| folder.join(source))))?;
     Ok(program)
@@ -91,7 +91,7 @@ fn check_map(report: &mut Report) -> Result<()> {
 
 /// Builds a program that executes two instructions for each iteration, and four more.
 pub fn known(iterations: u32) -> Result<PathBuf> {
-    let program = cache::root()?.join(format!("work/loop-{iterations}"));
+    let program = cache::scratch(&format!("loop-{iterations}"))?;
     let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-o"]);
     gcc.arg(&program).arg(format!("-DITERATIONS={iterations}"));
     sh::output(gcc.arg(sh::project().join("testbed/qemu/check/loop.S")))?;

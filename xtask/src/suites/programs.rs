@@ -76,7 +76,7 @@ pub fn name(command: &str) -> &str {
 
 /// Returns the directory with these commands and the files that they work on.
 pub fn files(commands: &str) -> Result<PathBuf> {
-    let dir = cache::root()?.join("work/programs");
+    let dir = cache::scratch("programs")?;
     fs::create_dir_all(&dir)?;
     let words: Vec<u8> = (0..20_000_u32)
         .flat_map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f).into_bytes())

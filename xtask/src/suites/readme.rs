@@ -50,7 +50,7 @@ fn script() -> Result<PathBuf> {
     for (n, command) in COMMANDS.iter().enumerate() {
         script += &format!("{{ {command}; }} > /out/readme/{n} 2>&1\n");
     }
-    let path = crate::tools::cache::root()?.join("work/readme.sh");
+    let path = crate::tools::cache::scratch("readme.sh")?;
     fs::write(&path, script + DRAW + "\n")?;
     Ok(path)
 }

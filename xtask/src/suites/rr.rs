@@ -76,7 +76,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// processor. The rr is the one of [`rr::tests`], since Debian 12's does not start on the bare
 /// machine: Linux refuses the period of 1 that it sets on a processor of this model.
 fn elsewhere(from: &str, to: &str) -> Result<()> {
-    let out = cache::root()?.join("work/rr-elsewhere");
+    let out = cache::scratch("rr-elsewhere")?;
     let machine = |topology, script: &str| -> Result<Spec> {
         let script = format!("PATH={}/obj/bin:$PATH; {script}", rr::TESTS);
         let mut spec = Spec::new(topology, ["sh", "-ec", &script])?;
@@ -107,7 +107,7 @@ fn command_of_the_book(topology: &str) -> Result<()> {
     let page = fs::read_to_string(sh::project().join("docs/rr.md"))?;
     let line = page.lines().find(|line| line.starts_with("cargo xtask vm --with rr"));
     let (_, script) = line.and_then(|line| line.split_once("sh -c ")).context("no such line")?;
-    let dir = cache::root()?.join("work/rr-verb");
+    let dir = cache::scratch("rr-verb")?;
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("program"), "#!/bin/sh\necho at $$\n")?;
     fs::set_permissions(dir.join("program"), Permissions::from_mode(0o755))?;

@@ -21,7 +21,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     for (topology, provider) in [("native", "native"), ("pv", "paravirt")] {
         let mut spec = spec(topology, provider)?;
         spec.module = provider == "paravirt";
-        let out = cache::root()?.join("work/stat-out").join(provider);
+        let out = cache::scratch("stat-out")?.join(provider);
         spec.keep_out(&out)?;
         if provider == "paravirt" {
             readme::prepare(&mut spec)?;

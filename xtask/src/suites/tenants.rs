@@ -106,7 +106,7 @@ pub fn clock(report: &mut Report) -> Result<()> {
 /// Boots two machines with the same CPUs but for their counters, which are narrower in the second.
 /// A tenant that counts is saved in the first, and restored in the other.
 pub fn elsewhere(report: &mut Report) -> Result<()> {
-    let out = cache::root()?.join("work/emigrant");
+    let out = cache::scratch("emigrant")?;
     let machine = |role, file| -> Result<Spec> {
         let mut spec = spec("pv", "all", &["/work/tenants", role, file])?;
         // The control domain holds the tenant's memory as a file, and this file again in the
@@ -225,7 +225,7 @@ fn archive(
     purpose: Purpose,
 ) -> Result<PathBuf> {
     let module = guest::module(&kernel::kernel()?, purpose)?;
-    let path = cache::root()?.join(format!("work/{name}.cpio"));
+    let path = cache::scratch(&format!("{name}.cpio"))?;
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
     let program = guest::program("vm-tests", program)?;
     archive.file("init", 0o755, &fs::read(program)?)?;

@@ -55,13 +55,13 @@ pub fn show(written: &Path, name: &str) -> Result<Shown> {
     let bytes = fs::read(written).with_context(|| written.display().to_string())?;
     let end = bytes.windows(LEAVES.len()).rposition(|part| part == LEAVES);
     let end = end.with_context(|| format!("{} has no screen that ends", written.display()))?;
-    let page = cache::root()?.join("work/bytes");
+    let page = cache::scratch("bytes")?;
     fs::write(&page, &bytes[..end])?;
     let viewers = viewers::viewers()?;
     let [columns, lines] = SIZE;
     viewers.system.put(&[&page], "page")?;
     viewers.system.run(&format!("COLUMNS={columns} LINES={lines}\n{SHOW}"))?;
-    let (text, screenshot) = (cache::root()?.join("work/terminal-lines"), screenshot::path(name)?);
+    let (text, screenshot) = (cache::scratch("terminal-lines")?, screenshot::path(name)?);
     viewers.system.get("/tmp/lines", &text)?;
     viewers.system.get("/tmp/shot.png", &screenshot)?;
     let drawn = Screenshot::read(&screenshot)?.drawn();

@@ -98,7 +98,7 @@ fn dies_early() -> Result<()> {
 /// separate and complete, and so do the status and `/out`. Returns the directory with what `/out`
 /// had.
 fn copies_both_ways(report: &mut Report, topology: &str) -> Result<PathBuf> {
-    let dir = cache::root()?.join("work/copies");
+    let dir = cache::scratch("copies")?;
     let (one, two, out) = (dir.join("one"), dir.join("two"), dir.join("out"));
     if dir.exists() {
         fs::remove_dir_all(&dir)?;

@@ -36,6 +36,15 @@ pub fn log(name: &str) -> Result<PathBuf> {
     Ok(root()?.join("logs").join(format!("{name}.log")))
 }
 
+/// Returns the path of a file or a directory that is no artefact, and is made anew each time. The
+/// directory that it is in exists.
+pub fn scratch(name: &str) -> Result<PathBuf> {
+    let path = root()?.join("work").join(name);
+    let dir = path.parent().context("a name is a path below the cache's")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    Ok(path)
+}
+
 /// A hash over the inputs of an artefact.
 pub struct Key(Sha256);
 

@@ -13,7 +13,7 @@ pub fn run() -> Result<()> {
     let mut spec = Spec::new("pv", ["true"])?;
     spec.add_program("cli", "perfctr")?;
     readme::prepare(&mut spec)?;
-    let out = cache::root()?.join("work/readme-out");
+    let out = cache::scratch("readme-out")?;
     spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));

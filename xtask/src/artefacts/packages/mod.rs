@@ -68,7 +68,7 @@ pub struct Built {
 pub fn build(version: &str, linux: &[&str]) -> Result<Built> {
     let kernels = kvm::kernels(linux)?;
     let _lock = cache::lock("dist")?;
-    let work = cache::root()?.join("work/dist");
+    let work = cache::scratch("dist")?;
     if work.exists() {
         fs::remove_dir_all(&work)?;
     }
@@ -120,7 +120,7 @@ fn make(tree: &Path, version: &str, dir: &Path) -> Result<()> {
 /// Makes the packages in a system of the testbed's release, since a newer one's tools make packages
 /// that need that newer release.
 fn make_there(tree: &Path, version: &str, dir: &Path) -> Result<()> {
-    let debian = Chroot::unpack(&debian::packager()?, &cache::root()?.join("work/packager"))?;
+    let debian = Chroot::unpack(&debian::packager()?, &cache::scratch("packager")?)?;
     debian.put(&[tree], "build")?;
     debian.run(&format!("cd /build/perfctr-{version}; {}", MAKE.join(" ")))?;
     for file in debian.run("find /build -maxdepth 1 -type f")?.lines() {

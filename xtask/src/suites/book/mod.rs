@@ -88,7 +88,7 @@ fn run_on_this_machine(report: &mut Report, pages: &[Page]) -> Result<()> {
     let mine = sh::project().join(MINE);
     cache::empty(&mine)?;
     fs::copy(guest::beside_stat("primes.c", &readme::FLAGS)?, mine.join("primes"))?;
-    let out = cache::root()?.join("work/book-out").join(HERE);
+    let out = cache::scratch("book-out")?.join(HERE);
     fs::create_dir_all(&out)?;
     for (n, command) in typed_here(pages)?.iter().enumerate() {
         let name = format!("{}, {HERE}: {}", command.page, command.typed);
@@ -186,7 +186,7 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
              {{ {typed}\n}} > /out/{n} 2>&1 < /dev/null\necho \"status $?\" >> /out/{n}\n"
         );
     }
-    let path = cache::root()?.join(format!("work/book-{place}.sh"));
+    let path = cache::scratch(&format!("book-{place}.sh"))?;
     fs::write(&path, script)?;
     let mut spec = Spec::new(topology, ["sh", "/work/book.sh"])?;
     spec.module = topology == "pv";
@@ -198,10 +198,10 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
     spec.files.push((path, "/work/book.sh".into()));
     spec.files.push((guest::beside_stat("primes.c", &readme::FLAGS)?, "/work/primes".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
-    let prefix = cache::root()?.join("work/book-shim");
+    let prefix = cache::scratch("book-shim")?;
     shim::install(&prefix)?;
     spec.files.push((prefix.join("bin/perfex"), "/usr/bin/perfex".into()));
-    let out = cache::root()?.join("work/book-out").join(place);
+    let out = cache::scratch("book-out")?.join(place);
     spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));

@@ -18,7 +18,7 @@ const OWN: [&str; 2] = ["print.html", "404.html"];
 /// Makes the book, and follows each link. The book is made beside `docs`, so that links to other
 /// files of the project lead to them.
 pub fn check() -> Result<()> {
-    let (docs, built) = (sh::project().join("docs"), cache::root()?.join("work/book"));
+    let (docs, built) = (sh::project().join("docs"), cache::scratch("book")?);
     let mut make = cmd(&mdbook::mdbook()?.to_string_lossy(), ["build", "--dest-dir"]);
     let made = make.arg(&built).arg(&docs).output()?;
     let printed = String::from_utf8_lossy(&made.stderr);

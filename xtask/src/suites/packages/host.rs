@@ -24,7 +24,7 @@ const TESTBED: &str = "dom0_max_vcpus=4 sched=credit";
 
 /// Takes a host with Debian's Xen to one with ours beside it, and back.
 pub fn run(report: &mut Report, now: &Built) -> Result<()> {
-    let work = cache::root()?.join("work/packages-host");
+    let work = cache::scratch("packages-host")?;
     let _lock = cache::lock("packages-test")?;
     let debian = Chroot::on_disk(&debian::host(&kernel::kernel()?)?, &work)?;
     debian.run("mkdir -p /boot/grub; update-grub")?;

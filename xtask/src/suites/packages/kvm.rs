@@ -54,7 +54,7 @@ const EXPOSURE_MAX: u32 = 15;
 pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     let kernel = kernel::kernel()?;
     let release = &kernel.release;
-    let work = cache::root()?.join("work/packages-kvm");
+    let work = cache::scratch("packages-kvm")?;
     let _lock = cache::lock("packages-test")?;
     let debian = Chroot::unpack(&debian::kvm_host(&kernel)?, &work)?;
     let before = inventory(&debian)?;
@@ -233,7 +233,7 @@ fn count_in_machines(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> R
     let page = fs::read_to_string(sh::project().join(PAGE))?;
     let enter = page.lines().find(|line| line.ends_with(">> /etc/perfctr/domains"));
     debian.run(enter.context("the page enters no name")?)?;
-    let work = cache::root()?.join("work/packages-kvm-host");
+    let work = cache::scratch("packages-kvm-host")?;
     cache::empty(&work)?;
     let outcome = machine::run(&host(debian, kernel, &work)?)?;
     fs::remove_dir_all(work)?;

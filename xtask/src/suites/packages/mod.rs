@@ -123,7 +123,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// Tests one system, from the first installation to the last purge.
 fn system(report: &mut Report, now: &Built) -> Result<()> {
     let kernel = kernel::kernel()?;
-    let work = cache::root()?.join("work/packages");
+    let work = cache::scratch("packages")?;
     let _lock = cache::lock("packages-test")?;
     let debian = Chroot::unpack(&debian::guest(&kernel)?, &work)?;
     let before = inventory(&debian)?;
@@ -368,7 +368,7 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     spec.system = Some(system.clone());
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     for name in ["squares", "page.py"] {
-        let copy = cache::root()?.join("work").join(name);
+        let copy = cache::scratch(name)?;
         debian.get(&format!("program/{name}"), &copy)?;
         spec.files.push((copy, format!("/work/{name}")));
     }

@@ -36,7 +36,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// Builds the objects in another directory, where nothing was built before. They must be the same,
 /// byte by byte.
 fn same_objects() -> Result<()> {
-    let copy = cache::root()?.join("work/copy");
+    let copy = cache::scratch("copy")?;
     if copy.exists() {
         fs::remove_dir_all(&copy)?;
     }
@@ -52,7 +52,7 @@ fn same_objects() -> Result<()> {
 
 /// Makes the archive twice. Both must be the same, byte by byte.
 fn same_archive() -> Result<()> {
-    let dir = cache::root()?.join("work/release");
+    let dir = cache::scratch("release")?;
     let made = [source::archive(&dir)?, source::archive(&dir.join("again"))?];
     ensure!(fs::read(&made[0])? == fs::read(&made[1])?, "{} differs", made[1].display());
     Ok(fs::remove_dir_all(dir)?)
@@ -61,7 +61,7 @@ fn same_archive() -> Result<()> {
 /// Builds the packages from the archive, in a Debian that has their build dependencies and no
 /// network.
 fn offline() -> Result<()> {
-    let work = cache::root()?.join("work/offline");
+    let work = cache::scratch("offline")?;
     let _lock = cache::lock("offline-test")?;
     let archive = source::archive(&cache::root()?.join("work"))?;
     let debian = Chroot::unpack(&debian::builder()?, &work)?;

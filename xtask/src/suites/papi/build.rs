@@ -185,7 +185,7 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
     }
     cache::artefact(name, key, |dir| {
         apt::install(PACKAGES, "building PAPI")?;
-        let work = cache::root()?.join("work").join(name);
+        let work = cache::scratch(name)?;
         if work.exists() {
             fs::remove_dir_all(&work)?;
         }
