@@ -691,7 +691,7 @@ void perfctr_core_restore_begin(const struct perfctr_core_vcpu *vcpu);
 /*
  * Handles an interrupt of the vCPU that executes this; see Restoration::interrupted.
  */
-bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
+uint32_t perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
 
 /*
  * See Restoration::wants_look.

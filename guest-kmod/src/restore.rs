@@ -105,26 +105,31 @@ impl Restoration {
     }
 
     /// Handles an interrupt of the vCPU. `page` is the one that was registered last, and `before`
-    /// is the answer of the first handshake. Returns whether the interrupt was the driver's. If
-    /// not, it may be somebody else's.
+    /// is the answer of the first handshake.
+    ///
+    /// Returns how many of the driver's interrupts explain what the page says, from 0 to 2. The
+    /// interrupt may be somebody else's if none does. If there are two, the other one may still
+    /// come: an overflow that happens after the vCPU was interrupted, but before the page is looked
+    /// at here, is in the page already.
     pub fn interrupted(
         &self,
         hypervisor: &impl Hypervisor,
         before: &HvQuery,
         page: &VcpuPage,
-    ) -> bool {
+    ) -> u32 {
         if self.was_left(page) {
             self.go_on(hypervisor, before, page);
-            return true;
+            return 1;
         }
-        if self.says_more(page) {
-            return true;
+        let explained = self.explained(page);
+        if explained != 0 {
+            return explained;
         }
         let moved = self.asks_machine(hypervisor);
         if moved {
             self.look.store(true, Relaxed);
         }
-        moved
+        u32::from(moved)
     }
 
     /// Returns whether the kernel has to call [`Self::looks`] where it may wait.
@@ -176,18 +181,22 @@ impl Restoration {
         }
     }
 
-    /// Returns whether the page says something that it did not say at the last interrupt.
-    fn says_more(&self, page: &VcpuPage) -> bool {
+    /// Returns how many interrupts explain what the page says and did not say at the last one.
+    fn explained(&self, page: &VcpuPage) -> u32 {
         let frame = self.frame.load(Relaxed);
         // What the kernel has written in a page is no news.
         if frame == 0 || self.refused().is_some() {
-            return false;
+            return 0;
         }
         let (overflows, flags) = (page.overflows.load(Relaxed), page.flags.load(Relaxed));
         let other_frame = self.seen_frame.swap(frame, Relaxed) != frame;
-        let other_overflows = self.seen_overflows.swap(overflows, Relaxed) != overflows;
+        let more = overflows.wrapping_sub(self.seen_overflows.swap(overflows, Relaxed));
         let other_flags = self.seen_flags.swap(flags, Relaxed) != flags;
-        other_frame || other_overflows || other_flags
+        if other_frame {
+            // Its overflows are not compared with those of another page.
+            return 1;
+        }
+        more.min(2).max(u64::from(other_flags)) as u32
     }
 
     /// Returns whether this is another machine, or one that may count, since that was last asked.
@@ -313,8 +322,9 @@ mod tests {
             self.restoration.hypercall(self.host, op, argument)
         }
 
+        /// Handles an interrupt, and returns whether it was the driver's.
         fn interrupted(&self, before: &HvQuery, page: &VcpuPage) -> bool {
-            self.restoration.interrupted(self.host, before, page)
+            self.restoration.interrupted(self.host, before, page) != 0
         }
 
         fn looks(&self, before: &HvQuery, online: bool) -> bool {
@@ -336,7 +346,7 @@ mod tests {
             if op == self.op && self.does.take() {
                 self.host.machine.set(self.host.machine.get() + 1);
                 let answer = self.host.answer();
-                assert!(self.restoration.interrupted(self.host, &answer, self.page));
+                assert_eq!(self.restoration.interrupted(self.host, &answer, self.page), 1);
             }
             self.host.hypercall(op, argument)
         }
@@ -408,6 +418,33 @@ mod tests {
         assert!(vcpu.interrupted(&host.answer(), &page), "another page");
         assert!(!host.take().contains(&OP_GO_ON));
         assert!(!vcpu.restoration.wants_look());
+    }
+
+    #[test]
+    fn an_overflow_before_the_look_explains_the_interrupt_that_follows() {
+        let host = Host::new();
+        let page = page(EXECUTING, 3);
+        let vcpu = On::with_page(&host, &page);
+        let mut overflows = 3;
+        for (more, flags, explained) in [
+            (1, EXECUTING, 1),
+            (2, EXECUTING, 2),
+            (0, EXECUTING, 0),
+            (9, EXECUTING, 2),
+            (0, VCPU_REGISTERED | VCPU_EXECUTING, 1),
+            (2, EXECUTING, 2),
+            (1, VCPU_REGISTERED | VCPU_EXECUTING, 1),
+        ] {
+            overflows += more;
+            page.overflows.store(overflows, Relaxed);
+            page.flags.store(flags, Relaxed);
+            let found = vcpu.restoration.interrupted(&host, &host.answer(), &page);
+            assert_eq!(found, explained, "{more} more overflows, flags {flags:#x}");
+        }
+        register(&vcpu, 0x56, 5).unwrap();
+        page.overflows.store(overflows + 5, Relaxed);
+        let of_another = vcpu.restoration.interrupted(&host, &host.answer(), &page);
+        assert_eq!(of_another, 1, "another page has overflows of its own");
     }
 
     #[test]

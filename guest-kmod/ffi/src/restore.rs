@@ -16,11 +16,11 @@ pub extern "C" fn perfctr_core_restore_begin(vcpu: &VcpuObject) {
 
 /// Handles an interrupt of the vCPU that executes this; see [`Restoration::interrupted`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> bool {
+pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> u32 {
     // SAFETY: before a user's page is freed, this field is set to perf's page again, which is freed
     // with the object.
     let page = unsafe { &*vcpu.page.get() };
-    answer().is_ok_and(|before| vcpu.kernel.restoration.interrupted(&Host, before, page))
+    answer().map_or(0, |before| vcpu.kernel.restoration.interrupted(&Host, before, page))
 }
 
 /// See [`Restoration::wants_look`].

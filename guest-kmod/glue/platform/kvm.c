@@ -75,7 +75,7 @@ static void unmask(void)
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
 	struct perfctr_line *line = this_cpu_ptr(&perfctr_line);
-	bool is_ours;
+	u32 explained;
 
 	if (!line->handler)
 		return NMI_DONE;
@@ -86,9 +86,10 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 	 */
 	if (line->is_masked_by_nmi)
 		unmask();
-	is_ours = perfctr_core_restore_interrupted(perfctr_this_vcpu());
+	explained = perfctr_core_restore_interrupted(perfctr_this_vcpu());
 	irq_work_queue(&line->work);
-	return is_ours ? NMI_HANDLED : NMI_DONE;
+	/* If it is more than one, Linux expects another NMI to follow. */
+	return explained;
 }
 
 static int bind(unsigned int cpu, irq_handler_t handler)

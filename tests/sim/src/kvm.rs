@@ -94,7 +94,7 @@ impl Machine {
     fn interrupt_restored(&self, index: usize, before: &HvQuery) {
         let vcpu = &self.vcpus[index];
         let host = Beneath { machine: self, listening: is_listening() };
-        let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page()));
+        let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page())) != 0;
         // Threads look which counters have overflowed, which only the driver before knew.
         vcpu.virq.set(vcpu.virq.get() || ours);
         if vcpu.restoration.wants_look() {

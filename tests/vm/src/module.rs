@@ -108,18 +108,28 @@ pub fn log() -> Result<String> {
     }
 }
 
+/// Checks that the kernel has complained of nothing since boot.
+///
+/// # Errors
+///
+/// The error has what the kernel complains of.
+pub fn complains_of_nothing() -> Result<()> {
+    const COMPLAINTS: [&str; 4] = ["BUG:", "WARNING:", "Oops", "NMI received for unknown reason"];
+    let log = log()?;
+    // What the kernel says of the CPU when it boots is not about the module.
+    let mut lines = log.lines().filter(|line| !line.contains("/admin-guide/hw-vuln/"));
+    let complaint = lines.find(|line| COMPLAINTS.iter().any(|bad| line.contains(bad)));
+    ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");
+    Ok(())
+}
+
 /// Checks that the kernel has complained of nothing, and that the module can be loaded anew.
 ///
 /// # Errors
 ///
 /// The error has what the kernel complains of, or is one of [`unload`] and [`load`].
 pub fn reload_unharmed() -> Result<()> {
-    let log = log()?;
-    // What the kernel says of the CPU when it boots is not about the module.
-    let mut lines = log.lines().filter(|line| !line.contains("/admin-guide/hw-vuln/"));
-    let complaint =
-        lines.find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));
-    ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");
+    complains_of_nothing()?;
     unload_when_idle().context("cannot unload the module")?;
     load()
 }

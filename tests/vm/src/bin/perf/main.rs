@@ -33,6 +33,7 @@ use perfctr::{Provider, Session};
 use shared_abi::PmuCaps;
 use vm_tests::disturb;
 use vm_tests::host::{Host, host};
+use vm_tests::module;
 use vm_tests::tally::Tally;
 use vm_tests::threads::cpus;
 
@@ -202,5 +203,6 @@ fn here(only: &str) -> Result<ExitCode> {
     test("perf top has the busy function on top", record::top);
     test("bpftrace executes at each overflow", bpf::samples);
     test("prometheus-node-exporter exports what is counted", exporter::agrees);
+    test("the kernel has complained of nothing", |_| module::complains_of_nothing());
     Ok(tally.finish())
 }

@@ -22,6 +22,11 @@ const LOOP_SECOND: u64 = 2;
 const PERIOD: u64 = 100_003;
 const DATA: &str = "/tmp/perf.data";
 
+/// How many samples perf is to take each second, where it chooses the period. Where each of them
+/// takes longer than the time between two, perf makes the period ever shorter, and the program does
+/// not get on. A sample takes milliseconds in a guest of KVM whose host is emulated.
+const FREQUENCY: &str = "97";
+
 /// The options that say what is sampled, and where the samples go.
 const OPTIONS: [&str; 6] = ["-c", "100003", "-e", "instructions:u", "-o", DATA];
 
@@ -118,7 +123,7 @@ pub fn top(_: &Machine) -> Result<()> {
     /// The most screens that are waited for. There is one in each second.
     const SCREENS_MAX: usize = 60;
     let mut top = Command::new("perf");
-    top.args(["top", "--stdio", "-d", "1", "-e", "instructions:u"]);
+    top.args(["top", "--stdio", "-d", "1", "-F", FREQUENCY, "-e", "instructions:u"]);
     // It waits for keys at its end, which do not come.
     let mut top = top.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("no perf")?;
     let lines = BufReader::new(top.stdout.take().context("a pipe")?).lines();
@@ -149,8 +154,8 @@ pub fn top(_: &Machine) -> Result<()> {
 }
 
 pub fn frequency(_: &Machine) -> Result<()> {
-    let shell = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
-    perf(&["record", "-F", "999", "-g", "-o", DATA, "sh", "-c", shell])?;
+    let shell = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
+    perf(&["record", "-F", FREQUENCY, "-g", "-o", DATA, "sh", "-c", shell])?;
     let samples = perf(&["script", "-i", DATA, "-F", "ip"])?;
     // A sample consists of its place and, below, its callers'.
     let stacks: Vec<_> = samples.split("\n\n").filter(|one| !one.trim().is_empty()).collect();
