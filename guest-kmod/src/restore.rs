@@ -82,6 +82,8 @@ impl Restoration {
         {
             self.observer.store(wanted.observer, Relaxed);
             self.frame.store(wanted.gfn, Relaxed);
+            // The page's overflows begin anew, also if the same page was registered before.
+            self.seen_frame.store(0, Relaxed);
         }
         // The interrupt comes before the hypercall, or after it: it finds the note all the same.
         compiler_fence(SeqCst);
@@ -445,6 +447,19 @@ mod tests {
         page.overflows.store(overflows + 5, Relaxed);
         let of_another = vcpu.restoration.interrupted(&host, &host.answer(), &page);
         assert_eq!(of_another, 1, "another page has overflows of its own");
+    }
+
+    #[test]
+    fn a_page_that_is_registered_again_explains_as_many_overflows_as_before() {
+        let host = Host::new();
+        let page = page(EXECUTING, 1);
+        let vcpu = On::with_page(&host, &page);
+        for _ in 0..3 {
+            assert!(!vcpu.interrupted(&host.answer(), &page), "somebody else's interrupt");
+            vcpu.hypercall(OP_UNREGISTER, &mut []).unwrap();
+            register(&vcpu, 0x55, 4).unwrap();
+            assert!(vcpu.interrupted(&host.answer(), &page), "the first overflow since then");
+        }
     }
 
     #[test]
