@@ -26,8 +26,8 @@ const SURPLUS_MAX: i64 = 1_000;
 /// What measures the processor, and prints what it has found.
 const SELFTEST: &str = "/work/perfctr selftest --json";
 
-/// Boots three machines, which have each habit between them. The long tier boots four more, of which
-/// two are hosts of KVM.
+/// Boots three machines, which have each habit between them. The long tier boots four more, of
+/// which two are hosts of KVM.
 pub fn run(report: &mut Report) -> Result<()> {
     unknown(report)?;
     svm(report)?;
