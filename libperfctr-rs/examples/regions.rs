@@ -23,6 +23,7 @@ fn main() -> Result<(), Error> {
 }
 
 /// The sum is within the work, and an empty region within the sum.
+#[inline(never)]
 fn work(rounds: u64) -> Result<(), Error> {
     let _work = regions::enter("work")?;
     regions::start("sum")?;

@@ -38,8 +38,11 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let frames = guest::beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?;
     spec.files.push((frames, "/work/frames".into()));
-    for name in ["self_count", "program", "callers", "tasks", "workers"] {
-        let example = guest::example("libperfctr-rs", name)?;
+    let of_library = ["self_count", "program", "callers", "tasks", "workers", "regions"];
+    let examples = of_library.map(|name| ("libperfctr-rs", name)).into_iter();
+    let others = [("perfctr-tracing", "spans"), ("perfctr-criterion", "benchmark")];
+    for (package, name) in examples.chain(others) {
+        let example = guest::example(package, name)?;
         spec.files.push((example, format!("/work/{name}")));
     }
     Ok(())
