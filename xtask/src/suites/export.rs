@@ -11,7 +11,7 @@ use crate::suites::report::Report;
 /// Boots one machine.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/export"])?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     spec.topology.memory_mib += 1_024;
     spec.files.push((rootfs::prometheus()?, "/".into()));
     report.program(spec, "export")

@@ -28,7 +28,7 @@ fn guest() -> Result<Spec> {
     let mut spec = Spec::new("pv", ["sh", "-c", all])?;
     spec.topology.cpu.push_str(",pmu-version=2,pmu-width=32");
     spec.add_program("vm-tests", "wrap")?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     add_watched(&mut spec)?;
     Ok(spec)
 }
@@ -51,6 +51,6 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
 /// Describes a run of the program on a machine with this kind of counters.
 fn spec(topology: &str, place: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/providers", place])?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     Ok(spec)
 }
