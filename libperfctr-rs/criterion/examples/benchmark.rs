@@ -2,7 +2,7 @@
 //! Benchmarks by instructions. Usually this is a file in `benches`:
 //!
 //! ```text
-//! cargo run -p perfctr-criterion --release --example benchmark
+//! cargo run -p perfctr-criterion --release --example benchmark -- --bench
 //! ```
 
 use std::hint::black_box;

@@ -124,6 +124,8 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("libperfctr-rs/tracing/", &[&["providers", "publish"]]),
     ("libperfctr-rs/src/provider/native.rs", &[&["providers", "stat"]]),
     ("packaging/", &[&["packages"]]),
+    ("packaging/grafana/", &[]),
+    ("packaging/prometheus/", &[&["alerts"]]),
     ("papi-shim/", &[&["shim", "papi", "packages"]]),
     ("README.md", &[&["stat", "book"]]),
     ("CONTRIBUTING.md", &[]),

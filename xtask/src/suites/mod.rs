@@ -60,6 +60,7 @@ pub const SUITES: &[Suite] = &[
     Suite::model("perf-data", perf_data::run),
     Suite::model("python", languages::python),
     Suite::model("publish", publish::run),
+    Suite::model("alerts", export::alerts),
     Suite::model("simulator", model::simulator),
     Suite::model("faults", faults::suite),
     Suite::model("mutants", mutants::suite),
