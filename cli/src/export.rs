@@ -320,6 +320,10 @@ fn answer(request: Request, counted: &Counted) -> Result<()> {
 }
 
 #[cfg(test)]
+#[path = "export/tests.rs"]
+mod panels;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

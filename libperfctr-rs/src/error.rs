@@ -70,6 +70,9 @@ pub enum Error {
         /// The number of callers of each record.
         callers: usize,
     },
+    /// A region was stopped that was not started, or cannot be counted as it was asked for.
+    #[error("{0}")]
+    Region(String),
     /// The configuration breaks a rule of the interface.
     #[error("invalid configuration: {0}")]
     Invalid(String),

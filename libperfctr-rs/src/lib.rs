@@ -21,6 +21,8 @@ pub mod host;
 #[cfg(feature = "std")]
 mod map;
 #[cfg(feature = "std")]
+pub mod nested;
+#[cfg(feature = "std")]
 pub mod overflow;
 #[cfg(feature = "std")]
 mod overhead;
@@ -30,6 +32,8 @@ mod polls;
 mod provider;
 #[cfg(feature = "std")]
 pub mod raw;
+#[cfg(feature = "std")]
+pub mod regions;
 #[cfg(feature = "std")]
 mod session;
 #[cfg(feature = "std")]

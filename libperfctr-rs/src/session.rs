@@ -351,6 +351,13 @@ impl Session {
         Ok(Counts { counts, retries, direct })
     }
 
+    /// Reads the first counters without the TSC, as many as `counts` has room for.  Returns the
+    /// number of discarded attempts.
+    #[inline(always)]
+    pub(crate) fn counts_alone(&self, counts: &mut [u64]) -> Result<u32, Error> {
+        Ok(self.backend.counts(counts)?.retries)
+    }
+
     /// Reads the TSC and the first counters, as many as `counts` has room for.  All values are of
     /// one moment.  It is for callers that learn the number of events only when they run.
     ///

@@ -65,6 +65,17 @@ impl Generation {
     }
 }
 
+/// Has the C library call `function` when the process ends by itself.
+///
+/// # Errors
+///
+/// The C library has no memory.
+pub(crate) fn at_exit(function: extern "C" fn()) -> io::Result<()> {
+    // SAFETY: the function takes no argument, and stays as long as the program does.
+    let failed = unsafe { libc::atexit(function) };
+    if failed == 0 { Ok(()) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+}
+
 /// An open `/dev/perfctr`, with a method per ioctl; see [`shared_abi::ioctl`] for what each does
 /// and its errors.
 ///

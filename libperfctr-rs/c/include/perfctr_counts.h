@@ -11,7 +11,7 @@
  * function, and every value, that is added. What is there does not change before the library's
  * name does.
  */
-#define PERFCTR_COUNTS_INTERFACE 1
+#define PERFCTR_COUNTS_INTERFACE 2
 
 /*
  * The most events that a thread can count.
@@ -82,6 +82,11 @@ enum perfctr_status {
    * The kernel refused for another reason, which the text says.
    */
   PERFCTR_STATUS_KERNEL = 12,
+  /*
+   * A region was stopped that the thread has not started, or cannot be counted as it was asked
+   * for.
+   */
+  PERFCTR_STATUS_REGION = 13,
 };
 
 /*
@@ -189,6 +194,52 @@ struct perfctr_facts {
   uint32_t reserved[7];
 };
 
+/*
+ * What a region has counted in one thread.
+ */
+struct perfctr_region {
+  /*
+   * The region's name. It stays until the thread that has the table takes another one.
+   */
+  const char *region;
+  /*
+   * What Linux called the thread in its first region. It stays as long.
+   */
+  const char *thread_name;
+  /*
+   * How often the region was stopped.
+   */
+  uint64_t calls;
+  /*
+   * How often it was started and not stopped.
+   */
+  uint64_t open;
+  /*
+   * The events from its starts to its stops. A recursive region is here once.
+   */
+  uint64_t total[PERFCTR_COUNTS_EVENTS_MAX];
+  /*
+   * Those that were not in regions that were started within it.
+   */
+  uint64_t own[PERFCTR_COUNTS_EVENTS_MAX];
+  /*
+   * How many readings were disturbed. Each adds a constant to the counts.
+   */
+  uint64_t retries;
+  /*
+   * The thread, by the order in which threads have started their first region, from 1.
+   */
+  uint32_t thread;
+  /*
+   * The number of events.
+   */
+  uint32_t events;
+  /*
+   * Always 0.
+   */
+  uint64_t reserved[4];
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -277,6 +328,61 @@ enum perfctr_status perfctr_counts_facts(struct perfctr_counters *counters,
  * stays until the handle is closed. Returns null if there is no such event or handle.
  */
 const char *perfctr_counts_event(struct perfctr_counters *counters, uint32_t event);
+
+/*
+ * Chooses what regions count, by names as in perfctr_counts_open(). Without this call they count
+ * instructions:u. With "" they count calls only. It fails if regions were started that count other
+ * events.
+ */
+enum perfctr_status perfctr_region_events(const char *events);
+
+/*
+ * Starts the region with this name in the calling thread. Regions may lie within one another,
+ * overlap, and be started again before they are stopped. The thread's first region opens counters
+ * of its own, so the thread cannot have a handle.
+ */
+enum perfctr_status perfctr_region_start(const char *name);
+
+/*
+ * Stops the region of this name that the calling thread has started last. A thread that has not
+ * started it gets PERFCTR_STATUS_REGION.
+ *
+ * A region counts what the thread executes from the end of perfctr_region_start() to the beginning
+ * of this function, but not what these functions execute for regions within it.
+ */
+enum perfctr_status perfctr_region_stop(const char *name);
+
+/*
+ * Has the table of all regions be printed to the standard error output when the process ends by
+ * exit() or by returning from main(), with the regions that were not stopped.
+ */
+enum perfctr_status perfctr_region_print_at_exit(void);
+
+/*
+ * Takes the table of what the regions of all threads have counted until now, for the calling
+ * thread's calls of perfctr_region_row(), perfctr_region_event() and perfctr_region_text(). Texts
+ * of the table that the thread has taken before end.
+ *
+ * rows: gets the number of rows.
+ */
+enum perfctr_status perfctr_region_table(uint32_t *rows);
+
+/*
+ * Gives a row of the table that the calling thread has taken. Rows are numbered from 0.
+ */
+enum perfctr_status perfctr_region_row(uint32_t number, struct perfctr_region *row);
+
+/*
+ * Returns the name of an event of the table that the calling thread has taken, or null if there
+ * is none. Events are numbered from 0, in the order of the counts.
+ */
+const char *perfctr_region_event(uint32_t event);
+
+/*
+ * Returns the table that the calling thread has taken as a text, as it is printed at the end, or
+ * null if there is none.
+ */
+const char *perfctr_region_text(void);
 
 /*
  * Returns the text about the calling thread's last failure, or "" if there was none. It says what

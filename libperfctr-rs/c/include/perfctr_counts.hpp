@@ -268,6 +268,33 @@ private:
 	reading before_;
 };
 
+// A named region of the thread that makes this object, from its making to its end. The table of
+// regions, which perfctr_region_print_at_exit() prints, has what it counts.
+//
+//	perfctr::named_region region("sieve");
+//
+// What the making throws is an error. A region that was stopped by its name before the object ends
+// is not stopped again.
+class named_region
+{
+public:
+	explicit named_region(std::string name) : name_(std::move(name))
+	{
+		check(perfctr_region_start(name_.c_str()));
+	}
+
+	named_region(const named_region &) = delete;
+	named_region &operator=(const named_region &) = delete;
+
+	~named_region()
+	{
+		static_cast<void>(perfctr_region_stop(name_.c_str()));
+	}
+
+private:
+	std::string name_;
+};
+
 } // namespace perfctr
 
 #endif // PERFCTR_COUNTS_HPP

@@ -5,12 +5,14 @@
 #![expect(unsafe_code, reason = "the boundary to C: pointers that callers pass")]
 
 mod open;
+mod regions;
 mod status;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::offset_of;
 
 use perfctr::Provider;
+use perfctr::regions::Operation;
 use shared_abi::limits::MAX_COUNTERS;
 
 use open::{FullReading, Open};
@@ -20,7 +22,7 @@ use status::{Failure, answer, last, text};
 /// The version of this interface, which perfctr_counts_interface() returns. It grows with every
 /// function, and every value, that is added. What is there does not change before the library's
 /// name does.
-pub const INTERFACE: u32 = 1;
+pub const INTERFACE: u32 = 2;
 
 /// The most events that a thread can count.
 pub const EVENTS_MAX: usize = 18;
@@ -104,6 +106,43 @@ pub struct Facts {
     pub reserved: [u32; 7],
 }
 
+/// What a region has counted in one thread.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RegionRow {
+    /// The region's name. It stays until the thread that has the table takes another one.
+    pub region: *const c_char,
+    /// What Linux called the thread in its first region. It stays as long.
+    pub thread_name: *const c_char,
+    /// How often the region was stopped.
+    pub calls: u64,
+    /// How often it was started and not stopped.
+    pub open: u64,
+    /// The events from its starts to its stops. A recursive region is here once.
+    pub total: [u64; EVENTS_MAX],
+    /// Those that were not in regions that were started within it.
+    pub own: [u64; EVENTS_MAX],
+    /// How many readings were disturbed. Each adds a constant to the counts.
+    pub retries: u64,
+    /// The thread, by the order in which threads have started their first region, from 1.
+    pub thread: u32,
+    /// The number of events.
+    pub events: u32,
+    /// Always 0.
+    pub reserved: [u64; 4],
+}
+
+// Programs that were compiled with an earlier header rely on this.
+const _: () = {
+    assert!(size_of::<RegionRow>() == 368);
+    assert!(offset_of!(RegionRow, calls) == 16);
+    assert!(offset_of!(RegionRow, total) == 32);
+    assert!(offset_of!(RegionRow, own) == 176);
+    assert!(offset_of!(RegionRow, retries) == 320);
+    assert!(offset_of!(RegionRow, thread) == 328);
+    assert!(offset_of!(RegionRow, events) == 332);
+};
+
 /// Opens the calling thread's counters, and counts from 0.
 ///
 /// events: names with commas between, as perf writes them: "instructions:u,branches:u",
@@ -128,7 +167,7 @@ pub unsafe extern "C" fn perfctr_counts_open(
     // SAFETY: the caller promises a place for a pointer; null and unaligned ones are found out.
     let result = unsafe { store(counters, std::ptr::null_mut()) }.and_then(|()| {
         // SAFETY: the caller promises a text that ends; null is found out.
-        let events = unsafe { utf8(events) }?;
+        let events = unsafe { utf8(events, "the text with the events") }?;
         let number = open::open(events, wanted(provider)?, unverified(flags)?)?;
         // SAFETY: the caller promises a place for a pointer, which was written above.
         unsafe { store(counters, std::ptr::without_provenance_mut(number)) }
@@ -267,6 +306,108 @@ pub extern "C" fn perfctr_counts_event(counters: *mut Counters, event: u32) -> *
         answer(Err(failure));
         std::ptr::null()
     })
+}
+
+/// Chooses what regions count, by names as in perfctr_counts_open(). Without this call they count
+/// instructions:u. With "" they count calls only. It fails if regions were started that count other
+/// events.
+///
+/// # Safety
+///
+/// `events` is a text that ends with a null byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_region_events(events: *const c_char) -> Status {
+    // SAFETY: the caller promises a text that ends; null is found out.
+    let events = unsafe { utf8(events, "the text with the events") };
+    answer(events.and_then(regions::count))
+}
+
+/// Starts the region with this name in the calling thread. Regions may lie within one another,
+/// overlap, and be started again before they are stopped. The thread's first region opens counters
+/// of its own, so the thread cannot have a handle.
+///
+/// # Safety
+///
+/// `name` is a text that ends with a null byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_region_start(name: *const c_char) -> Status {
+    // SAFETY: the caller promises a text that ends; null is found out.
+    let name = || unsafe { utf8(name, "the region's name") };
+    answer(perfctr::regions::operate(Operation::Start, &name, empty_region))
+}
+
+/// Stops the region of this name that the calling thread has started last. A thread that has not
+/// started it gets PERFCTR_STATUS_REGION.
+///
+/// A region counts what the thread executes from the end of perfctr_region_start() to the beginning
+/// of this function, but not what these functions execute for regions within it.
+///
+/// # Safety
+///
+/// `name` is a text that ends with a null byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_region_stop(name: *const c_char) -> Status {
+    // SAFETY: the caller promises a text that ends; null is found out.
+    let name = || unsafe { utf8(name, "the region's name") };
+    answer(perfctr::regions::operate(Operation::Stop, &name, empty_region))
+}
+
+/// Has the table of all regions be printed to the standard error output when the process ends by
+/// exit() or by returning from main(), with the regions that were not stopped.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_region_print_at_exit() -> Status {
+    answer(perfctr::regions::print_at_exit().map_err(Failure::from))
+}
+
+/// Takes the table of what the regions of all threads have counted until now, for the calling
+/// thread's calls of perfctr_region_row(), perfctr_region_event() and perfctr_region_text(). Texts
+/// of the table that the thread has taken before end.
+///
+/// rows: gets the number of rows.
+///
+/// # Safety
+///
+/// `rows` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_region_table(rows: *mut u32) -> Status {
+    let taken = usable(rows).and_then(|()| regions::take());
+    // SAFETY: the caller promises a place for a number; null and unaligned ones are found out.
+    answer(taken.and_then(|number| unsafe { store(rows, number) }))
+}
+
+/// Gives a row of the table that the calling thread has taken. Rows are numbered from 0.
+///
+/// # Safety
+///
+/// `row` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_region_row(number: u32, row: *mut RegionRow) -> Status {
+    let found = regions::row(number);
+    // SAFETY: the caller promises a place for a row; null and unaligned ones are found out.
+    answer(found.and_then(|found| unsafe { store(row, found) }))
+}
+
+/// Returns the name of an event of the table that the calling thread has taken, or null if there
+/// is none. Events are numbered from 0, in the order of the counts.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_region_event(event: u32) -> *const c_char {
+    regions::event(event)
+}
+
+/// Returns the table that the calling thread has taken as a text, as it is printed at the end, or
+/// null if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_region_text() -> *const c_char {
+    regions::text()
+}
+
+/// An empty region, whose cost the library finds.
+fn empty_region() {
+    // SAFETY: both are texts that end.
+    unsafe {
+        perfctr_region_start(c"".as_ptr());
+        perfctr_region_stop(c"".as_ptr());
+    }
 }
 
 /// Returns the text about the calling thread's last failure, or "" if there was none. It says what
@@ -423,13 +564,13 @@ unsafe fn load(place: *const Snapshot) -> Result<Snapshot, Failure> {
 /// # Safety
 ///
 /// `text` is null, or ends with a null byte and does not change meanwhile.
-unsafe fn utf8<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
     if text.is_null() {
-        return Err(Failure::argument("the text with the events is null"));
+        return Err(Failure::argument(&format!("{what} is null")));
     }
     // SAFETY: it is not null, so it ends with a null byte.
     let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| Failure::argument("the text with the events is not UTF-8"))
+    text.to_str().map_err(|_| Failure::argument(&format!("{what} is not UTF-8")))
 }
 
 #[cfg(test)]

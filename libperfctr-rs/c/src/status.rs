@@ -40,13 +40,16 @@ pub enum Status {
     Version = 11,
     /// The kernel refused for another reason, which the text says.
     Kernel = 12,
+    /// A region was stopped that the thread has not started, or cannot be counted as it was asked
+    /// for.
+    Region = 13,
 }
 
 impl Status {
     /// Returns the value's name in C.
     pub fn name(number: i32) -> Option<&'static CStr> {
         /// The names, by the values.
-        const NAMES: [&CStr; 13] = [
+        const NAMES: [&CStr; 14] = [
             c"PERFCTR_STATUS_OK",
             c"PERFCTR_STATUS_ARGUMENT",
             c"PERFCTR_STATUS_HANDLE",
@@ -60,6 +63,7 @@ impl Status {
             c"PERFCTR_STATUS_BUSY",
             c"PERFCTR_STATUS_VERSION",
             c"PERFCTR_STATUS_KERNEL",
+            c"PERFCTR_STATUS_REGION",
         ];
         NAMES.get(usize::try_from(number).ok()?).copied()
     }
@@ -97,6 +101,7 @@ impl From<Error> for Failure {
             Error::Version { .. } => Status::Version,
             Error::AlreadyOpen => Status::Open,
             Error::Forked => Status::Forked,
+            Error::Region(_) => Status::Region,
             Error::Disturbed => Status::Disturbed,
             Error::NotLoaded(_) | Error::Faulted => Status::Lost,
             _ => Status::Kernel,
@@ -164,6 +169,7 @@ mod tests {
             (Error::Faulted, Status::Lost),
             (Error::Version { found: 3, expected: 2 }, Status::Version),
             (Error::Malformed("page"), Status::Kernel),
+            (Error::Region("a region".to_owned()), Status::Region),
         ] {
             let text = error.to_string();
             let failure = Failure::from(error);
@@ -178,10 +184,10 @@ mod tests {
     #[test]
     fn each_status_has_its_name() {
         let values = values("PERFCTR_STATUS_");
-        assert_eq!(values.len(), 13);
+        assert_eq!(values.len(), 14);
         for (name, number) in values {
             assert_eq!(Status::name(number as i32).unwrap().to_str(), Ok(name));
         }
-        assert_eq!((Status::name(-1), Status::name(13)), (None, None));
+        assert_eq!((Status::name(-1), Status::name(14)), (None, None));
     }
 }

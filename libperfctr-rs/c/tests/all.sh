@@ -10,11 +10,11 @@ check() {
 }
 
 cd /work || exit 1
-for program in *exact* *refused* *raii* page*; do
+for program in *exact* *refused* *raii* *regions* page*; do
 	check "$program" "./$program"
 done
 # Without the module nobody counts here.
 rmmod perfctr
-for program in *refused* *raii*; do
+for program in *refused* *raii* *regions*; do
 	check "$program-none" "./$program" none
 done

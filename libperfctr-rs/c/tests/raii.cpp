@@ -105,9 +105,46 @@ static void exact()
 	CHECK(counters.read()[0] < before[0]);
 }
 
+// Returns how often the region of this name was stopped, in all threads.
+static std::uint64_t calls(const std::string &name)
+{
+	std::uint32_t rows;
+	std::uint64_t calls = 0;
+	perfctr::check(perfctr_region_table(&rows));
+	for (std::uint32_t n = 0; n < rows; n++) {
+		perfctr_region row;
+		perfctr::check(perfctr_region_row(n, &row));
+		CHECK(row.region != name || row.open == 0);
+		calls += row.region == name ? row.calls : 0;
+	}
+	return calls;
+}
+
+// A region ends with its object, also by an exception.
+static void named_regions()
+{
+	perfctr::check(perfctr_region_events(""));
+	std::thread other([] {
+		for (int n = 0; n < 2; n++) {
+			perfctr::named_region outer("outer");
+			perfctr::named_region inner("inner");
+		}
+		try {
+			perfctr::named_region region("outer");
+			throw std::runtime_error("mine");
+		} catch (const std::runtime_error &) {
+		}
+		CHECK(thrown([] { perfctr::named_region region(""); }) ==
+		      PERFCTR_STATUS_REGION);
+	});
+	other.join();
+	CHECK(calls("outer") == 3 && calls("inner") == 2);
+}
+
 int main(int argc, char **argv)
 {
 	const std::string somebody = argc > 1 ? argv[1] : "";
+	named_regions();
 	lifetimes();
 	exceptions();
 	if (somebody == "none") {

@@ -2,21 +2,15 @@
 """Exact counts of what a thread executes, by libperfctr-counts."""
 
 import functools
-import inspect
 import threading
 
-from ._library import Counters, Error, Reading
+from . import regions
+from ._library import SUSPENDED, Counters, Error, Reading
 
-__all__ = ["Counters", "Counts", "Error", "Reading", "count", "counted"]
+__all__ = ["Counters", "Counts", "Error", "Reading", "count", "counted", "regions"]
 __version__ = "0.1.0"
 
 _thread = threading.local()
-#: The kinds of functions whose call executes nothing of their body.
-_SUSPENDED = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 
 
 class Counts(dict):
@@ -82,7 +76,7 @@ def counted(*events):
     """
 
     def decorate(function):
-        if any(kind(function) for kind in _SUSPENDED):
+        if any(kind(function) for kind in SUSPENDED):
             raise TypeError(
                 f"{function!r} is a coroutine or generator function, expected one that "
                 "ends when it returns; count what it calls, or a block without await and yield by "

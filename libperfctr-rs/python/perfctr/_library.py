@@ -3,13 +3,20 @@
 
 import ctypes
 import functools
+import inspect
 import os
 
 EVENTS_MAX = 18
-INTERFACE = 1
+INTERFACE = 2
 SONAME = "libperfctr-counts.so.1"
 #: A variable with the path of the library, if it is not where the dynamic linker looks.
 VARIABLE = "PERFCTR_COUNTS_LIBRARY"
+#: The kinds of functions whose call executes nothing of their body.
+SUSPENDED = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 PROVIDERS = {"any": 0, "paravirt": 1, "native": 2, "tsc": 3}
 
 
@@ -77,6 +84,14 @@ def _load():
     return library
 
 
+def check(library, status):
+    """Raise the calling thread's last failure unless a function of the library has succeeded."""
+    if status:
+        name = library.perfctr_counts_status_name(status)
+        text = library.perfctr_counts_error().decode(errors="replace")
+        raise Error(text, name.decode() if name else str(status))
+
+
 class Reading:
     """All counters at one moment, or what happened between two."""
 
@@ -121,10 +136,7 @@ class Counters:
         ]
 
     def _check(self, status):
-        if status:
-            name = self._library.perfctr_counts_status_name(status)
-            text = self._library.perfctr_counts_error().decode(errors="replace")
-            raise Error(text, name.decode() if name else str(status))
+        check(self._library, status)
 
     def read(self):
         """Read all counters."""

@@ -145,8 +145,37 @@ def stops():
         assert 2_000_000 <= spent.values[0] < 2_100_000, spent.values
 
 
+def in_regions():
+    """Check regions of known length in a thread of their own, which has no other counters."""
+    from perfctr import regions
+
+    def measure():
+        loops = [known_loop(rounds) for rounds in (10_000, 30_000)]
+        for _ in range(RUNS):
+            for loop, name in zip(loops, ("shorter", "longer.")):
+                with regions.region("around"):
+                    with regions.region(name):
+                        loop()
+
+    regions.count(EVENTS)
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    shorter, longer, around = (
+        next(row for row in regions.table() if row.region == name)
+        for name in ("shorter", "longer.", "around")
+    )
+    for event, more in (("instructions:u", 40_000), ("branches:u", 20_000)):
+        # The interpreter does not execute the same each time, but not much more or fewer.
+        difference = longer.total[event] - shorter.total[event] - RUNS * more
+        assert abs(difference) < RUNS * 1_000, (event, difference)
+        assert around.total[event] == around.own[event] + shorter.total[event] + longer.total[event]
+    assert (shorter.calls, longer.calls, around.calls) == (RUNS, RUNS, 2 * RUNS)
+
+
 def main():
     gc.disable()
+    in_regions()
     for how in (in_block, decorated):
         counts_exactly(how)
     in_threads(in_block_and_measured)

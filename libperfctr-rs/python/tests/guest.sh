@@ -20,6 +20,7 @@ gate() {
 export PYTHONPATH=/work/site PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1
 mkdir /tmp/empty && cd /tmp/empty || exit 1
 check page python3.11 /work/page.py
+check regions python3.11 /work/regions.py
 check exact setarch -R python3.11 /work/tests/exact.py
 gate update 000 --perfctr-update
 gate same 000

@@ -81,8 +81,86 @@ class Refusals(unittest.TestCase):
 
     def test_another_library_is_refused_in_words(self):
         load(self, "libc.so.6")
-        with self.assertRaisesRegex(Error, "libc.so.6 has interface 0, at least 1 expected"):
+        with self.assertRaisesRegex(Error, "libc.so.6 has interface 0, at least 2 expected"):
             Counters("")
+
+
+class Regions(unittest.TestCase):
+    """Runs regions that count calls only, in processes of their own, whose tables are theirs."""
+
+    IMPORTS = "import threading\nfrom perfctr import Error, regions\n"
+
+    def run_alone(self, program):
+        ended = subprocess.run(
+            [sys.executable, "-c", self.IMPORTS + program],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        return ended.stdout, ended.stderr
+
+    def test_regions_of_all_threads_are_in_the_table(self):
+        printed, errors = self.run_alone(
+            """if True:
+            regions.count("")
+            regions.print_at_exit()
+
+            @regions.region("inner")
+            def inner(depth):
+                if depth:
+                    inner(depth - 1)
+
+            def thread():
+                with regions.region("outer"):
+                    inner(2)
+                regions.start("open")
+
+            other = threading.Thread(target=thread)
+            other.start()
+            other.join()
+            try:
+                with regions.region("outer"):
+                    raise ValueError
+            except ValueError:
+                pass
+            for row in regions.table():
+                print(row.region, row.thread, row.calls, row.open, row.total, row.own)
+            print(*regions.text().splitlines()[0].split())
+            """
+        )
+        rows = ["inner 1 3 0 {} {}", "open 1 0 1 {} {}", "outer 1 1 0 {} {}", "outer 2 1 0 {} {}"]
+        self.assertEqual(printed.splitlines(), [*rows, "region thread calls"])
+        self.assertRegex(errors, "^region  thread +calls\n")
+        self.assertIn("`open` was started once in thread 1 and not stopped\n", errors)
+
+    def test_what_is_wrong_is_refused_in_words(self):
+        printed, _ = self.run_alone(
+            """if True:
+            regions.count("")
+
+            def refused(function, *arguments):
+                try:
+                    function(*arguments)
+                except (Error, TypeError) as error:
+                    print(getattr(error, "status", "TypeError"), str(error))
+
+            refused(regions.stop, "never")
+            regions.start("one")
+            refused(regions.stop, "other")
+            refused(regions.count, "cycles:u")
+
+            async def later():
+                pass
+
+            refused(regions.region("later"), later)
+            """
+        )
+        said = printed.splitlines()
+        self.assertIn("PERFCTR_STATUS_REGION this thread has stopped `never`, which", said[0])
+        self.assertIn("it is in `one`", said[1])
+        self.assertIn("regions count nothing since the first one was started", said[2])
+        self.assertIn("TypeError <function later", said[3])
 
 
 class Baselines(unittest.TestCase):
@@ -297,13 +375,13 @@ class Page(RunsPytest):
         return re.findall(f"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
     def test_the_first_example_counts(self):
-        example, _ = self.blocks("python")
+        example, *_ = self.blocks("python")
         status, text = self.run_here(sys.executable, "-c", example, **self.COUNTED)
         # It has nothing that the library is told of, so it counts the library's own readings.
         self.assertEqual((status, text), (0, "100\n100\n"))
 
     def test_the_example_of_a_gate_is_written_to_a_baseline_and_compared(self):
-        _, example = self.blocks("python")
+        *_, example = self.blocks("python")
         _, commands = self.blocks("sh")
         (self.directory / "test_page.py").write_text(example)
         found = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]

@@ -2,7 +2,7 @@
 //! Events that are known to be right on this CPU.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{__cpuid, __get_cpuid_max};
+use raw_cpuid::native_cpuid::cpuid_count;
 use std::sync::OnceLock;
 
 use shared_abi::PhysSlot;
@@ -51,18 +51,18 @@ impl Known {
     /// Asks the CPU that executes this code.
     #[cfg(target_arch = "x86_64")]
     fn here() -> Self {
-        let name = __cpuid(0);
+        let name = cpuid_count(0, 0);
         let vendor = match [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat().as_slice()
         {
             b"GenuineIntel" => VENDOR_INTEL,
             b"AuthenticAMD" | b"HygonGenuine" => VENDOR_AMD,
             _ => 0,
         };
-        let (max, _) = __get_cpuid_max(0);
-        if max < LEAF_PMU {
+        // Leaf 0 has the number of the highest leaf in EAX.
+        if name.eax < LEAF_PMU {
             return Self { vendor, missing: missing(0, 0), fixed: 0 };
         }
-        let leaf = __cpuid(LEAF_PMU);
+        let leaf = cpuid_count(LEAF_PMU, 0);
         Self { vendor, missing: missing(leaf.eax, leaf.ebx), fixed: leaf.edx & 0x1f }
     }
 

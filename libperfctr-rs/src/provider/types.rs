@@ -94,7 +94,7 @@ pub(crate) struct Taken {
 /// Returns family, model and stepping of the processor: EAX of CPUID leaf 1 (SDM volume 2, CPUID).
 pub(crate) fn cpu_signature() -> u32 {
     #[cfg(target_arch = "x86_64")]
-    return std::arch::x86_64::__cpuid(1).eax;
+    return raw_cpuid::native_cpuid::cpuid_count(1, 0).eax;
     #[cfg(not(target_arch = "x86_64"))]
     return 0;
 }

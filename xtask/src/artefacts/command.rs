@@ -19,7 +19,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Builds the command and installs it with its man pages and completions below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
-    replace(&guest::dynamic("cli", "pfm")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
+    replace(&guest::dynamic("perfctr", "pfm")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
     // The man pages and completions are made from what the command says of itself, which is written
     // nowhere else.
     let generated = cache::scratch("generated")?;

@@ -133,6 +133,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("ProviderNumber", "perfctr_provider"),
             ("Snapshot", "perfctr_reading"),
             ("Facts", "perfctr_facts"),
+            ("RegionRow", "perfctr_region"),
             ("INTERFACE", "PERFCTR_COUNTS_INTERFACE"),
             ("EVENTS_MAX", "PERFCTR_COUNTS_EVENTS_MAX"),
             ("UNVERIFIED", "PERFCTR_COUNTS_UNVERIFIED"),

@@ -74,7 +74,7 @@ pub fn layer(
         let content = fs::read(path).with_context(|| path.to_owned())?;
         archive.file(path.trim_start_matches('/'), 0o644, &content)?;
     }
-    for (package, program) in [("vm-tests", DISTURBER), ("cli", COMMAND)] {
+    for (package, program) in [("vm-tests", DISTURBER), ("perfctr", COMMAND)] {
         let content = fs::read(guest::program(package, program)?)?;
         archive.file(&format!("{GUEST}/{program}"), 0o755, &content)?;
     }

@@ -80,6 +80,7 @@ const ABOVE: &[&str] = &[
     "packages",
     "papi",
     "papi-events",
+    "publish",
 ];
 /// The suites of the emulated machine by itself.
 const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu", "habits"];
@@ -89,7 +90,10 @@ const MODEL: &[&str] = &["counting", "overflow", "amd"];
 /// The beginnings of files' names, each with the suites that test these files beside [`ALWAYS`].
 const TABLE: &[(&str, &[&[&str]])] = &[
     ("benches/", &[]),
-    ("cli/", &[&["perf-data", "stat", "gate", "providers", "programs", "packages", "book"]]),
+    (
+        "cli/",
+        &[&["perf-data", "stat", "gate", "providers", "programs", "packages", "book", "publish"]],
+    ),
     ("cli/src/gate/", &[&["gate", "python", "python-guest"]]),
     ("cli/src/accounts", &[&["book"]]),
     ("cli/src/host", &[&["system", "perf-data"]]),
@@ -115,9 +119,13 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("hv-driver/glue/xen/", &[XEN, ABOVE]),
     ("libperfctr-rs/", &[XEN, ABOVE, KVM_TOO]),
     ("libperfctr-rs/c/", &[&["c-api", "python", "python-guest"]]),
+    ("libperfctr-rs/criterion/", &[&["providers", "publish"]]),
     ("libperfctr-rs/python/", &[&["python", "python-guest"]]),
+    ("libperfctr-rs/tracing/", &[&["providers", "publish"]]),
     ("libperfctr-rs/src/provider/native.rs", &[&["providers", "stat"]]),
     ("packaging/", &[&["packages"]]),
+    ("packaging/grafana/", &[]),
+    ("packaging/prometheus/", &[&["alerts"]]),
     ("papi-shim/", &[&["shim", "papi", "packages"]]),
     ("README.md", &[&["stat", "book"]]),
     ("CONTRIBUTING.md", &[]),

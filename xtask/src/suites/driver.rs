@@ -38,7 +38,7 @@ fn driver_off() -> Result<Spec> {
     spec.module = false;
     let module = guest::module(&kernel::kernel()?, spec.purpose())?;
     spec.files.push((module, "/usr/lib/perfctr/perfctr.ko".into()));
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     Ok(spec)
 }
 
@@ -54,7 +54,7 @@ pub fn refusals(report: &mut Report) -> Result<()> {
         let both = "/work/refusals; status=$?; /work/host-profile --refused && exit $status";
         spec.command = ["sh", "-c", both].map(Into::into).to_vec();
         spec.add_program("vm-tests", "host-profile")?;
-        spec.add_program("cli", "perfctr")?;
+        spec.add_program("perfctr", "perfctr")?;
     }
     report.program(spec, "refusals")
 }

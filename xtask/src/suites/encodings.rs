@@ -23,7 +23,7 @@ const REFERENCE_CYCLES: u64 = 0x0300;
 pub fn run(report: &mut Report) -> Result<()> {
     let libpfm = libpfm()?;
     let mut cargo = toolchain::cargo();
-    cargo.args(["build", "--quiet", "--package", "cli", "--features", "pfm"]);
+    cargo.args(["build", "--quiet", "--package", "perfctr", "--features", "pfm"]);
     sh::run(cargo.current_dir(sh::project()))?;
     for model in MODELS {
         let mut printed = String::new();

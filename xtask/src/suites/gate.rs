@@ -20,7 +20,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.vcpus(VCPUS)?;
     // The program gets a part of one CPU only.
     spec.timeout *= 3;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     let dir = cache::scratch("gate")?;
     fs::create_dir_all(&dir)?;
     let words: String = (0..WORDS)

@@ -98,7 +98,7 @@ fn interrupts(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
     spec.topology.cpu.push_str(",pmu-tally=on,pmu-habits=interrupts");
     spec.files.push((program, "/work/pmu-check".into()));
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     let name = "each interrupt and exception is one instruction more";
     let outcome = report.succeeds(&spec, name)?;
     finds(report, "bare machine", &outcome, &["interrupts"], &[]);
@@ -127,7 +127,7 @@ fn moved(report: &mut Report) -> Result<()> {
     let script = format!("/work/overflow --late --rounds 20; status=$?; {SELFTEST}; exit $status");
     let mut spec = Spec::new("pv", ["sh", "-c", &script])?.driver("on")?;
     spec.topology.cpu.push_str(",pmu-habits=skid:10000");
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     let outcome = report.program_outcome(spec, "overflow")?;
     finds(report, "PV guest with a long skid", &outcome, &["skid"], &[]);
     Ok(())
@@ -199,7 +199,7 @@ fn counting(topology: &str, driver: &str, habits: &str, then: &str) -> Result<Sp
     spec.topology.cpu.push_str(&format!(",pmu-habits={habits}"));
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     Ok(spec)
 }
 

@@ -26,7 +26,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.test("where the module is not loaded the library says so", || {
         let mut spec = Spec::new("kvm", ["/work/perfctr", "info"])?;
         spec.module = false;
-        spec.add_program("cli", "perfctr")?;
+        spec.add_program("perfctr", "perfctr")?;
         let outcome = machine::run(&spec)?;
         let printed = String::from_utf8_lossy(&outcome.stdout);
         ensure!(printed.contains("paravirt: the kernel module is not loaded"), "{}", all(&outcome));

@@ -37,17 +37,23 @@ const PROGRAMS: &[Program<'_>] = &[
     Program { source: "exact.c", name: "exact-cpp", compiler: CPP, is_static: true },
     Program { source: "refused.c", name: "refused", compiler: C, is_static: true },
     Program { source: "refused.c", name: "refused-cpp", compiler: CPP, is_static: false },
+    Program { source: "regions.c", name: "regions", compiler: C, is_static: false },
+    Program { source: "regions.c", name: "regions-cpp", compiler: CPP, is_static: true },
     Program { source: "raii.cpp", name: "raii", compiler: CPP, is_static: false },
 ];
 
 /// The page of the book whose programs are run, too.
 const PAGE: &str = "docs/c.md";
 /// Its programs: the name of each, the language of its block, which is the ending of its source,
-/// too, and how it is compiled.
-const BLOCKS: [(&str, &str, &[&str]); 2] = [("page-c", "c", C), ("page-cpp", "cpp", CPP)];
+/// too, which of the blocks in that language it is and how many there are, and how it is compiled.
+const BLOCKS: [(&str, &str, [usize; 2], &[&str]); 3] = [
+    ("page-c", "c", [0, 2], C),
+    ("page-c-regions", "c", [1, 2], C),
+    ("page-cpp", "cpp", [0, 1], CPP),
+];
 
 /// The programs that are also run where nobody counts.
-const ANYWHERE: &[&str] = &["refused", "refused-cpp", "raii"];
+const ANYWHERE: &[&str] = &["refused", "refused-cpp", "raii", "regions", "regions-cpp"];
 
 /// Compiles every program, and runs all in the guest, and those that need no counters here.
 pub fn c(report: &mut Report) -> Result<()> {
@@ -60,10 +66,10 @@ pub fn c(report: &mut Report) -> Result<()> {
         let name = format!("{} compiles with {}", program.source, program.compiler[0]);
         report.test(&name, || program.compile(&prefix, &programs));
     }
-    for (name, language, compiler) in BLOCKS {
-        report.test(&format!("the book's program in {language} compiles"), || {
+    for (name, language, which, compiler) in BLOCKS {
+        report.test(&format!("the book's program {name} compiles"), || {
             let source = dir.join(format!("{name}.{language}"));
-            fs::write(&source, block(PAGE, language, 1)?)?;
+            fs::write(&source, block(PAGE, language, which)?)?;
             let source = source.to_str().context("a path is text")?;
             Program { source, name, compiler, is_static: false }.compile(&prefix, &programs)
         });
@@ -90,7 +96,9 @@ pub fn c(report: &mut Report) -> Result<()> {
         report
             .test(&format!("{name}, where nobody counts"), || ended_well(&out.join(log), &outcome));
     }
-    report.notes_of(&fs::read_to_string(out.join("exact"))?);
+    for name in ["exact", "regions"] {
+        report.notes_of(&fs::read_to_string(out.join(name))?);
+    }
     Ok(())
 }
 
@@ -144,6 +152,7 @@ const PYTHON_PAGE: &str = "docs/python.md";
 /// What the guest runs: the log's name, what it shows, and what the log ends with.
 const IN_GUEST: &[(&str, &str, &str)] = &[
     ("page", "the book's example counts in the guest", "exit status 0\n"),
+    ("regions", "the book's example of regions counts in the guest", "exit status 0\n"),
     ("exact", "blocks, functions and competing threads count exactly", "exit status 0\n"),
     ("update", "pytest writes counts to a baseline", "exit status 0\n"),
     ("same", "a test that executes the same passes", "exit status 0\n"),
@@ -155,13 +164,15 @@ const IN_GUEST: &[(&str, &str, &str)] = &[
 pub fn python_in_guest(report: &mut Report) -> Result<()> {
     let (dir, prefix) = installed("python-guest")?;
     let site = installed_package(&dir)?;
-    let (page, out) = (dir.join("page.py"), dir.join("out"));
+    let (page, regions, out) = (dir.join("page.py"), dir.join("regions.py"), dir.join("out"));
     fs::write(&page, python_example()?)?;
+    fs::write(&regions, block(PYTHON_PAGE, "python", [1, 3])?)?;
     let mut spec = Spec::new(report.topology, ["sh", "/work/tests/guest.sh"])?;
     spec.files.push((rootfs::python()?, "/".into()));
     spec.files.push((sh::project().join(python::FOLDER).join("tests"), "/work/tests".into()));
     spec.files.push((site, "/work/site".into()));
     spec.files.push((page, "/work/page.py".into()));
+    spec.files.push((regions, "/work/regions.py".into()));
     spec.files.push(counts::LIBRARY.in_guest(&prefix));
     spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
@@ -176,6 +187,13 @@ pub fn python_in_guest(report: &mut Report) -> Result<()> {
         let text = printed(&out, "page", &outcome)?;
         let counts: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
         ensure!(counts.len() == 2 && counts.iter().all(|&count| count > 5_000), "{text}");
+        Ok(())
+    });
+    report.test("the example's regions are in the table that is printed at the end", || {
+        let text = printed(&out, "regions", &outcome)?;
+        let row = |beginning: &str| text.lines().any(|line| line.starts_with(beginning));
+        let rows = ["sort 3 ", "work 1 ", "region  thread ", "sort    1 ", "work    1 "];
+        ensure!(rows.into_iter().all(row), "{text}");
         Ok(())
     });
     report.test("the same command counts the same, to the instruction", || {
@@ -242,22 +260,22 @@ impl Program<'_> {
 
 /// Returns the first example of the book for C.
 pub fn c_example() -> Result<String> {
-    block(PAGE, "c", 1)
+    block(PAGE, "c", [0, 2])
 }
 
 /// Returns the first example of the book for Python.
 pub fn python_example() -> Result<String> {
-    block(PYTHON_PAGE, "python", 2)
+    block(PYTHON_PAGE, "python", [0, 3])
 }
 
-/// Returns the text of a page's first block in this language, of which the page has this many.
-fn block(page: &str, language: &str, blocks: usize) -> Result<String> {
+/// Returns the text of a page's block in this language: which one, and how many the page has.
+fn block(page: &str, language: &str, [which, blocks]: [usize; 2]) -> Result<String> {
     let text = fs::read_to_string(sh::project().join(page))?;
     let parts: Vec<&str> = text.split(&format!("\n```{language}\n")).collect();
     if parts.len() != blocks + 1 {
         bail!("{page} has {} blocks in {language}, {blocks} expected", parts.len() - 1);
     }
-    let (block, _) = parts[1].split_once("```\n").context("a block has no end")?;
+    let (block, _) = parts[1 + which].split_once("```\n").context("a block has no end")?;
     Ok(block.to_owned())
 }
 

@@ -32,6 +32,7 @@ pub mod pictures;
 mod pmu;
 mod programs;
 mod providers;
+mod publish;
 pub mod readme;
 pub mod report;
 mod rr;
@@ -58,6 +59,8 @@ pub const SUITES: &[Suite] = &[
     Suite::model("encodings", encodings::run),
     Suite::model("perf-data", perf_data::run),
     Suite::model("python", languages::python),
+    Suite::model("publish", publish::run),
+    Suite::model("alerts", export::alerts),
     Suite::model("simulator", model::simulator),
     Suite::model("faults", faults::suite),
     Suite::model("mutants", mutants::suite),

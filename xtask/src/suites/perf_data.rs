@@ -82,7 +82,7 @@ impl Bench {
             sh::output(gcc.arg("-o").arg(dir.join(program)).arg(beside.join(source)))?;
         }
         let mut cargo = toolchain::cargo();
-        cargo.args(["build", "--quiet", "--package", "cli"]);
+        cargo.args(["build", "--quiet", "--package", "perfctr"]);
         sh::run(cargo.current_dir(sh::project()))?;
         Ok(Self { dir, perfctr: sh::project().join("target/debug/perfctr") })
     }

@@ -73,7 +73,7 @@ pub fn spec(out: &Path) -> Result<Spec> {
     spec.timeout = Duration::from_secs(1500);
     spec.keep_out(out)?;
     spec.add_program("vm-tests", "pictures")?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     spec.files.push((guest::beside_stat("primes.c", &readme::FLAGS)?, "/work/primes".into()));
     let further = tenants::add_network(&mut spec)?;
     tenants::add_tenant(&mut spec, "pictures", &further)?;

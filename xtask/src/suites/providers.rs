@@ -28,7 +28,7 @@ fn guest() -> Result<Spec> {
     let mut spec = Spec::new("pv", ["sh", "-c", all])?;
     spec.topology.cpu.push_str(",pmu-version=2,pmu-width=32");
     spec.add_program("vm-tests", "wrap")?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     add_watched(&mut spec)?;
     Ok(spec)
 }
@@ -38,8 +38,11 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let frames = guest::beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?;
     spec.files.push((frames, "/work/frames".into()));
-    for name in ["self_count", "program", "callers", "tasks", "workers"] {
-        let example = guest::example("libperfctr-rs", name)?;
+    let of_library = ["self_count", "program", "callers", "tasks", "workers", "regions"];
+    let examples = of_library.map(|name| ("libperfctr-rs", name)).into_iter();
+    let others = [("perfctr-tracing", "spans"), ("perfctr-criterion", "benchmark")];
+    for (package, name) in examples.chain(others) {
+        let example = guest::example(package, name)?;
         spec.files.push((example, format!("/work/{name}")));
     }
     Ok(())
@@ -48,6 +51,6 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
 /// Describes a run of the program on a machine with this kind of counters.
 fn spec(topology: &str, place: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/providers", place])?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     Ok(spec)
 }

@@ -45,7 +45,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 fn spec(topology: &str, provider: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/stat", provider])?;
     spec.timeout *= 2;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     spec.files.push((guest::beside_stat("alone.S", &[])?, "/work/alone".to_owned()));
     apt::install(&["xz-utils", "liblzma5"], "a program with threads to record")?;
     for file in ["/usr/bin/xz", "/usr/lib/x86_64-linux-gnu/liblzma.so.5"] {

@@ -26,7 +26,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     add_command(&mut spec)?;
     report.program(spec, "system")?;
     let mut spec = self::spec("pv", "accounts", &["/work/accounts"])?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     report.program(spec, "accounts")?;
     let both = "/work/system; system=$?; /work/system passive && exit $system";
     let mut spec = self::spec("pv-amd", "profile", &["sh", "-c", both])?;
@@ -52,7 +52,7 @@ fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
 /// Adds the command with its tests, and the hypervisor's file.
 pub fn add_command(spec: &mut Spec) -> Result<()> {
     spec.add_program("vm-tests", "host-profile")?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     let hypervisor = xen::xen(spec.hypervisor()?.flavour, None)?.with_file_name("xen-syms");
     spec.files.push((hypervisor, "/work/xen-syms".to_owned()));
     Ok(())

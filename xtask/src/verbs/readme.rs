@@ -11,7 +11,7 @@ use crate::tools::cache;
 /// Writes the first screen of README.md. Suite `stat` compares it.
 pub fn run() -> Result<()> {
     let mut spec = Spec::new("pv", ["true"])?;
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     readme::prepare(&mut spec)?;
     let out = cache::scratch("readme-out")?;
     spec.keep_out(&out)?;

@@ -127,7 +127,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(flavour) = args.xen {
         spec.hypervisor()?.flavour = flavour;
     }
-    spec.files.push((guest::program("cli", "perfctr")?, "/usr/bin/perfctr".to_owned()));
+    spec.files.push((guest::program("perfctr", "perfctr")?, "/usr/bin/perfctr".to_owned()));
     if spec.module {
         spec.files.extend(library()?);
     }

@@ -10,8 +10,14 @@ use crate::tools::{sh, toolchain};
 
 /// The packages that are distributed: programs, libraries, and the objects for hypervisor and
 /// kernel.
-const DISTRIBUTED: [&str; 6] =
-    ["cli", "papi-shim", "libperfctr-rs", "libperfctr-counts", "hv-driver-ffi", "guest-kmod-ffi"];
+const DISTRIBUTED: [&str; 6] = [
+    "perfctr",
+    "papi-shim",
+    "libperfctr-rs",
+    "libperfctr-counts",
+    "hv-driver-ffi",
+    "guest-kmod-ffi",
+];
 
 /// SPDX's names of the licences that ask for no more than notices, or for the source of the crate
 /// itself (CDDL-1.0, which excludes the GPL: the command is distributed under MIT).

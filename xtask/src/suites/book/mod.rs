@@ -194,7 +194,7 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
         spec = spec.driver("profile,accounts")?;
     }
     spec.timeout = Duration::from_secs(900);
-    spec.add_program("cli", "perfctr")?;
+    spec.add_program("perfctr", "perfctr")?;
     spec.files.push((path, "/work/book.sh".into()));
     spec.files.push((guest::beside_stat("primes.c", &readme::FLAGS)?, "/work/primes".into()));
     spec.files.push((rootfs::perf()?, "/".into()));

@@ -19,7 +19,7 @@ use crate::tools::sh::{self, cmd};
 /// The crates whose tests are run if those of the fault's own crate do not notice it.
 const USERS: [(&str, &[&str]); 2] = [
     ("shared-abi", &["hv-driver", "guest-kmod", "libperfctr-rs"]),
-    ("libperfctr-rs", &["papi-shim", "cli"]),
+    ("libperfctr-rs", &["papi-shim", "perfctr"]),
 ];
 
 /// How long a test program may take whose time is not known, before it is taken to hang. Those of

@@ -270,7 +270,7 @@ fn host(debian: &Chroot, kernel: &Kernel, work: &Path) -> Result<Spec> {
     pack_system(debian, &["./usr/lib/modules/*/kernel", "./boot/[!S]*"], &system)?;
 
     let mut guest = Spec::new("kvm", ["sh", "-c", GUEST])?;
-    guest.add_program("cli", "perfctr")?;
+    guest.add_program("perfctr", "perfctr")?;
     guest.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let content = machine::initramfs(&guest)?;
     // The files are in memory twice while they are unpacked.

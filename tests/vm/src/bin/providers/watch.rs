@@ -26,6 +26,8 @@ pub const TESTS: &[Test] = &[
     ("samples of a watch have callers", callers),
     ("who is not there is not watched", absent),
     ("the library's examples run", examples),
+    ("regions and spans that execute the same count the same", pieces),
+    ("criterion finds what an iteration executes", benchmark),
 ];
 
 const EVENTS: [(&str, Event); 2] =
@@ -238,14 +240,17 @@ fn absent() -> Result<()> {
     Ok(())
 }
 
+/// Runs an example. Returns its two outputs.
+fn outputs(words: &[&str]) -> Result<[String; 2]> {
+    let ended = Command::new(words[0]).args(&words[1..]).output().context("an example")?;
+    let printed = String::from_utf8_lossy(&ended.stderr).into_owned();
+    ensure!(ended.status.success(), "{words:?}: {}\n{printed}", ended.status);
+    Ok([String::from_utf8(ended.stdout)?, printed])
+}
+
 /// Runs the examples, and checks what each prints of a program with known numbers.
 fn examples() -> Result<()> {
-    let run = |words: &[&str]| -> Result<String> {
-        let ended = Command::new(words[0]).args(&words[1..]).output().context("an example")?;
-        let printed = String::from_utf8_lossy(&ended.stderr);
-        ensure!(ended.status.success(), "{words:?}: {}\n{printed}", ended.status);
-        Ok(String::from_utf8(ended.stdout)?)
-    };
+    let run = |words: &[&str]| outputs(words).map(|[printed, _]| printed);
     let printed = run(&["/work/program", LOOP])?;
     let counts = EVENTS.iter().zip(LOOP_COUNTS).map(|((name, _), n)| format!("{n:>15} {name}\n"));
     let expected: String = counts.collect();
@@ -267,5 +272,104 @@ fn examples() -> Result<()> {
         // Each line is of more work than the one before.
         ensure!(counts.len() == lines && counts[0] > 10_000 && counts.is_sorted(), "{said}");
     }
+    Ok(())
+}
+
+/// How often the examples of pieces are run, of which more than half must be undisturbed.
+const RUNS: usize = 5;
+
+/// Runs the examples of regions and spans until nothing has disturbed them.
+fn pieces() -> Result<()> {
+    let (mut regions, mut spans) = (0, 0);
+    for _ in 0..RUNS {
+        let [table, at_exit] = outputs(&["/work/regions"])?;
+        let open = "`left open` was started once in thread ";
+        ensure!(at_exit.contains("\nwork ") && at_exit.contains(open), "{at_exit}");
+        if !table.contains("disturbed") {
+            regions += 1;
+            exact_regions(&table).with_context(|| table.clone())?;
+        }
+        let [printed, _] = outputs(&["/work/spans"])?;
+        if !printed.contains("disturbed") {
+            spans += 1;
+            exact_spans(&printed).with_context(|| printed.clone())?;
+        }
+    }
+    ensure!(regions > RUNS / 2 && spans > RUNS / 2, "{regions} and {spans} runs undisturbed");
+    Ok(())
+}
+
+/// Checks a table of which each thread has executed a thousand rounds more than another.
+fn exact_regions(table: &str) -> Result<()> {
+    // The counts of both events in all and its own, by threads in the order of their rounds.
+    let rows = |region: &str| -> Result<Vec<[u64; 4]>> {
+        let mut rows: Vec<[u64; 4]> = Vec::new();
+        for line in table.lines().filter(|line| line.split_whitespace().next() == Some(region)) {
+            let counts = line.split_whitespace().rev().take(4);
+            let counts: Vec<u64> =
+                counts.map(|count| count.replace(',', "").parse()).collect::<Result<_, _>>()?;
+            rows.push([counts[3], counts[2], counts[1], counts[0]]);
+        }
+        rows.sort_unstable();
+        ensure!(rows.len() == 3, "{} rows of {region}", rows.len());
+        Ok(rows)
+    };
+    let [empty, sum, work] = ["empty", "sum", "work"].map(rows);
+    let (empty, sum, work) = (empty?, sum?, work?);
+    ensure!(empty.iter().all(|counts| *counts == empty[0]) && empty[0][0] < 20, "{empty:?}");
+    for counts in 0..4 {
+        let more = |n: usize| sum[n + 1][counts] - sum[n][counts];
+        ensure!(more(0) == more(1) && more(0) % 1_000 == 0 && more(0) > 0, "{sum:?}");
+        // What is around the sums is the same in all threads.
+        let rest = |n: usize| work[n][0] - sum[n][0];
+        ensure!(rest(0) == rest(1) && rest(1) == rest(2) && rest(0) < 200, "{work:?}");
+    }
+    Ok(())
+}
+
+/// Checks spans of which two have executed the same, and another one two thousand rounds more.
+fn exact_spans(printed: &str) -> Result<()> {
+    let counts = |name: &str| -> Result<Vec<[u64; 2]>> {
+        let of_name = printed.lines().filter(|line| line.split(' ').next() == Some(name));
+        of_name
+            .map(|line| {
+                let words: Vec<&str> = line.split(' ').collect();
+                Ok([words[1].parse()?, words[4].parse()?])
+            })
+            .collect()
+    };
+    let [empty, sum, request] = ["empty", "sum", "request"].map(counts);
+    let (empty, sum, request) = (empty?, sum?, request?);
+    ensure!(empty.len() == 3 && sum.len() == 3 && request.len() == 3, "lines are missing");
+    ensure!(empty.iter().all(|counts| *counts == empty[0]) && empty[0][0] < 100, "{empty:?}");
+    let more = sum[2][0] - sum[0][0];
+    ensure!(sum[0] == sum[1] && more % 2_000 == 0 && more > 0, "{sum:?}");
+    for (request, sum) in request.iter().zip(&sum) {
+        let [total, own] = *request;
+        ensure!(total == own + sum[0] + empty[0][0], "{request:?}");
+    }
+    ensure!(printed.lines().any(|line| line.starts_with("elsewhere ")), "no other thread");
+    Ok(())
+}
+
+/// Runs the example of criterion, whose iterations are loops of 1,000 and of 3,000 rounds.
+fn benchmark() -> Result<()> {
+    let [printed, _] = outputs(&["/work/benchmark", "--bench"])?;
+    let mut counts = Vec::new();
+    for line in printed.lines().filter(|line| line.contains("time:")) {
+        let (_, estimates) = line.split_once('[').with_context(|| printed.clone())?;
+        let words: Vec<&str> = estimates.split([' ', ']']).collect();
+        let number = |pair: &[&str]| -> Option<f64> {
+            let factor = if pair[1] == "thousand" { 1_000.0 } else { 1.0 };
+            Some(pair[0].parse::<f64>().ok()? * factor)
+        };
+        let numbers: Vec<f64> = words.windows(2).filter_map(number).collect();
+        let is_exact = numbers.len() == 3 && numbers[2] - numbers[0] < numbers[1] / 1_000.0;
+        ensure!(is_exact && estimates.contains("instructions:u]"), "{line}");
+        counts.push(numbers[1]);
+    }
+    ensure!(counts.len() == 2, "{printed}");
+    let ratio = counts[1] / counts[0];
+    ensure!((2.9..3.1).contains(&ratio), "{counts:?}");
     Ok(())
 }
