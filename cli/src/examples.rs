@@ -9,7 +9,7 @@ Examples:
 pub const DOMAINS: &str = "\
 Examples:
   perfctr domains list
-      Lists the virtual machines of a KVM host, and which of them may count.
+      Lists the virtual machines of this host, and which of them may count.
   perfctr domains allow web
       Lets the virtual machine `web` count.
   perfctr domains counts -e instructions -- sleep 5
@@ -49,7 +49,7 @@ Examples:
 pub const DOMAINS_LIST: &str = "\
 Examples:
   perfctr domains list
-      Lists the virtual machines of a KVM host, and which of them may count.";
+      Lists the virtual machines of this host, and which of them may count.";
 
 pub const EXPORT: &str = "\
 Examples:

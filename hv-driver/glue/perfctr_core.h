@@ -455,6 +455,15 @@ perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *
                                               bool allowed);
 
 /*
+ * Adds a domain to the answer, if it is asked for; see Driver::add_domain.
+ */
+void perfctr_core_add_domain(const struct perfctr_core_driver *driver,
+                             struct perfctr_hv_domains *answer,
+                             const struct perfctr_core_domain *domain,
+                             uint32_t domid,
+                             bool controls);
+
+/*
  * Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
  */
 int perfctr_core_register(const struct perfctr_core_cpu *cpu,
@@ -728,6 +737,11 @@ extern void perfctr_glue_unregister(void);
  * Allows or forbids a domain to count; returns 0 or a negative error number.
  */
 extern int perfctr_glue_set_policy(uint32_t domid, bool allowed);
+
+/*
+ * Calls `perfctr_core_add_domain` for every domain.
+ */
+extern void perfctr_glue_list_domains(struct perfctr_hv_domains *answer);
 
 /*
  * Calls `perfctr_core_add_stats` for every physical CPU, one after another.

@@ -6,10 +6,10 @@
 
 use shared_abi::hypercall::{
     FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvBranches,
-    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats,
-    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_GO_ON,
-    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD,
-    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
+    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN,
+    OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -45,6 +45,7 @@ enum Operation {
     Stop,
     Place,
     Domain,
+    Domains,
     Stats,
     ProfileStart,
     ProfileRead,
@@ -67,6 +68,7 @@ impl Operation {
             OP_STOP => Self::Stop,
             OP_PLACE => Self::Place,
             OP_DOMAIN => Self::Domain,
+            OP_DOMAINS => Self::Domains,
             OP_STATS => Self::Stats,
             OP_PROFILE_START => Self::ProfileStart,
             OP_PROFILE_READ => Self::ProfileRead,
@@ -95,6 +97,7 @@ impl Operation {
                 Permission::ControlHost
             }
             Self::Domain
+            | Self::Domains
             | Self::Stats
             | Self::ProfileStart
             | Self::ProfileRead
@@ -153,6 +156,8 @@ pub trait Caller {
     ///
     /// `SRCH` if there is no such domain.
     fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno>;
+    /// Calls [`Driver::add_domain`] for each domain of the host.
+    fn list_domains(&mut self, answer: &mut HvDomains);
     /// Adds up what the driver has done on all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
     /// Has the physical CPUs that are asked for sample, see [`ThisCpu::start_samples`].  The event
@@ -249,6 +254,7 @@ pub fn serve(
         Request::Domain { domid, allowed } => {
             caller.set_policy(domid, allowed)?;
         }
+        Request::Domains => return list_domains(caller, bytes),
         Request::Stats => {
             let mut total = HvStats::new_zeroed();
             caller.add_stats(&mut total);
@@ -313,6 +319,13 @@ fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
     loaded.ok_or(Errno::NXIO)?
 }
 
+fn list_domains(caller: &mut impl Caller, bytes: &mut [u8]) -> Result<bool, Errno> {
+    let answer = HvDomains::mut_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+    answer.count = 0;
+    caller.list_domains(answer);
+    Ok(true)
+}
+
 fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
     let begun = caller.on_vcpu(|cpu, vcpu, _, allowed| {
         if !vcpu.can_record() {
@@ -360,6 +373,8 @@ pub enum Request {
         /// Whether it may count.
         allowed: bool,
     },
+    /// Fill the argument with the host's domains.
+    Domains,
     /// Fill the argument with the statistics.
     Stats,
     /// Sample the host.
@@ -414,8 +429,9 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
                 _ => Err(Errno::INVAL),
             }
         }
+        Operation::Domains if bytes.len() == size_of::<HvDomains>() => Ok(Request::Domains),
         Operation::Stats if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
-        Operation::Stats => Err(Errno::INVAL),
+        Operation::Domains | Operation::Stats => Err(Errno::INVAL),
         Operation::ProfileStart | Operation::ProfileRead | Operation::ProfileStop => {
             driver.profile.ok_or(Errno::OPNOTSUPP)?;
             decode_profile(driver, operation, bytes)

@@ -10,17 +10,18 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, ThisCpu, Vcpu,
+    Driver, Guest, Identity, Left, Pcpu, Pmu, Policy, Probe, Rate, Registration, Settings, ThisCpu,
+    Vcpu,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
-    BRANCHES_KINDS, BRANCHES_USER, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD,
-    HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches, HvLoad,
-    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ,
-    OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_LOAD, OP_PLACE,
-    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS,
-    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    BRANCHES_KINDS, BRANCHES_USER, DOMAINS_MAX, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
+    HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches,
+    HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats,
+    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_DOMAINS,
+    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD,
+    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1374,6 +1375,8 @@ mod requests {
         control: bool,
         guest: Option<Guest>,
         counters: Result<(), Errno>,
+        /// The number of the host's domains.
+        others: u32,
         done: Vec<String>,
     }
 
@@ -1386,6 +1389,7 @@ mod requests {
                 control: true,
                 guest: Some(Guest::pv()),
                 counters: Ok(()),
+                others: 2,
                 done: Vec::new(),
             }
         }
@@ -1442,6 +1446,12 @@ mod requests {
         fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
             self.done.push(format!("policy {domid} {allowed}"));
             Ok(())
+        }
+        fn list_domains(&mut self, answer: &mut HvDomains) {
+            let policy = Policy::default();
+            for domid in 0..self.others {
+                driver().add_domain(answer, &policy, domid, domid == 0);
+            }
         }
         fn add_stats(&mut self, total: &mut HvStats) {
             self.machine.pcpu.stats.add_to(total);
@@ -1565,6 +1575,7 @@ mod requests {
             assert_eq!(refused(op, &[0]), Errno::INVAL);
         }
         assert_eq!(refused(OP_STATS, &[0; 8]), Errno::INVAL);
+        assert_eq!(refused(OP_DOMAINS, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(OP_LOAD, &vec![0; ARGUMENT_BYTES_MAX + 1]), Errno::INVAL);
         let length = |bytes| authorize(&mut Domain::new(), OP_LOAD, bytes);
         assert_eq!(length(ARGUMENT_BYTES_MAX), Ok(()));
@@ -1579,6 +1590,26 @@ mod requests {
         assert_eq!(refused(OP_PLACE, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(8, &[]), Errno::INVAL);
         assert_eq!(refused(u32::MAX, &[]), Errno::INVAL);
+    }
+
+    #[test]
+    fn any_number_of_domains_is_listed_by_answers_of_one_size() {
+        for others in [0, 1, DOMAINS_MAX as u32, DOMAINS_MAX as u32 + 1, 1_000] {
+            let mut domain = Domain { others, ..Domain::new() };
+            let (mut listed, mut first) = (Vec::new(), 0);
+            loop {
+                // What the caller has left in the other fields is not read.
+                let mut answer = HvDomains { first, count: 7, ..HvDomains::new_zeroed() };
+                assert_eq!(domain.call(OP_DOMAINS, answer.as_mut_bytes()), Ok(true));
+                listed.extend_from_slice(&answer.domain[..answer.count as usize]);
+                if (answer.count as usize) < DOMAINS_MAX {
+                    break;
+                }
+                first = listed.last().unwrap().domid + 1;
+            }
+            let all = (0..others).map(|domid| (domid, u32::from(domid == 0)));
+            assert!(all.eq(listed.iter().map(|d| (d.domid, d.enabled))), "{others}: {listed:?}");
+        }
     }
 
     #[test]
@@ -1635,6 +1666,7 @@ mod requests {
         for (op, bytes) in [
             (OP_DOMAIN, &[1; 3][..]),
             (OP_STATS, &[]),
+            (OP_DOMAINS, &[]),
             (OP_DOMAIN, &[9; 900]),
             (OP_PROFILE_START, &[]),
             (OP_PROFILE_READ, &[]),

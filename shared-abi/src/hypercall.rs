@@ -13,6 +13,7 @@
 //! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
+//! | [`OP_DOMAINS`] | [`HvDomains`], in and out | the control domain | `EPERM` |
 //! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
 //! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
@@ -109,8 +110,11 @@ pub const OP_RECORD: u32 = 15;
 /// overflowed.
 pub const OP_BRANCHES: u32 = 16;
 
+/// The control domain asks which domains there are, and which of them may count.
+pub const OP_DOMAINS: u32 = 17;
+
 /// The operations on the whole host.  Any domain but the control domain gets `EPERM` for them.
-pub const HOST_OPS: [u32; 8] = [
+pub const HOST_OPS: [u32; 9] = [
     OP_DOMAIN,
     OP_STATS,
     OP_PROFILE_START,
@@ -119,6 +123,7 @@ pub const HOST_OPS: [u32; 8] = [
     OP_ACCOUNTS_START,
     OP_ACCOUNTS_READ,
     OP_ACCOUNTS_STOP,
+    OP_DOMAINS,
 ];
 
 /// How long the driver keeps accounts after the control domain has last read the first of them,
@@ -220,7 +225,9 @@ impl HvLoad {
 }
 
 /// Argument of [`OP_DOMAIN`].
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct HvDomain {
     /// The domain's number.
@@ -236,6 +243,31 @@ layout!(HvDomain, "perfctr_hv_domain", 16, {
     0 domid: "__u32",
     4 enabled: "__u32",
     8 reserved: "__u64",
+});
+
+/// Number of elements of [`HvDomains::domain`].
+pub const DOMAINS_MAX: usize = 47;
+
+/// Argument of [`OP_DOMAINS`].
+///
+/// Whoever wants all domains asks from 0 on, and then again and again from the number after the
+/// last one of the answer, until there is an answer with fewer than [`DOMAINS_MAX`].  A domain that
+/// is there meanwhile is in exactly one of the answers.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvDomains {
+    /// In: the first domain that is wanted.
+    pub first: u32,
+    /// Out: the number of domains that follow.  If it is [`DOMAINS_MAX`], there may be more.
+    pub count: u32,
+    /// Out: the domains in the order of their numbers.
+    pub domain: [HvDomain; DOMAINS_MAX],
+}
+
+layout!(HvDomains, "perfctr_hv_domains", 760, {
+    0 first: "__u32",
+    4 count: "__u32",
+    8 domain: "struct perfctr_hv_domain" [DOMAINS_MAX],
 });
 
 /// [`HvPlace::mode`]: the place is not known.  Either the counter has not overflowed since it was

@@ -6,7 +6,7 @@ use core::ffi::c_void;
 
 use hv_driver::hypercall::{self, Caller, Permission};
 use hv_driver::{Driver, Guest, ThisCpu, Vcpu};
-use shared_abi::hypercall::{HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats};
+use shared_abi::hypercall::{HvAccounting, HvAccounts, HvDomains, HvProfile, HvSamples, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::on_cpu::without_interrupts;
@@ -14,10 +14,11 @@ use crate::x86::X86Pmu;
 use crate::{
     from_return, perfctr_glue_accounts_read, perfctr_glue_accounts_start,
     perfctr_glue_accounts_stop, perfctr_glue_add_stats, perfctr_glue_copy_in,
-    perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine,
-    perfctr_glue_permits, perfctr_glue_profile_read, perfctr_glue_profile_start,
-    perfctr_glue_profile_stop, perfctr_glue_register, perfctr_glue_set_policy,
-    perfctr_glue_take_counters, perfctr_glue_unregister, perfctr_glue_vcpu,
+    perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_list_domains,
+    perfctr_glue_machine, perfctr_glue_permits, perfctr_glue_profile_read,
+    perfctr_glue_profile_start, perfctr_glue_profile_stop, perfctr_glue_register,
+    perfctr_glue_set_policy, perfctr_glue_take_counters, perfctr_glue_unregister,
+    perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this, in a hypercall.
@@ -122,6 +123,11 @@ impl Caller for Current<'_> {
         // SAFETY: C looks the number up among the domains, and returns an error if there is no such
         // domain. No object of the core is borrowed while it calls the core again.
         from_return(unsafe { perfctr_glue_set_policy(domid, allowed) })
+    }
+
+    fn list_domains(&mut self, answer: &mut HvDomains) {
+        // SAFETY: C passes the structure, which nobody else has, to `perfctr_core_add_domain`.
+        unsafe { perfctr_glue_list_domains(answer) }
     }
 
     fn add_stats(&mut self, total: &mut HvStats) {

@@ -17,7 +17,7 @@ use hv_driver::{
     Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
 };
 use shared_abi::hypercall::{
-    HvAccounting, HvAccounts, HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats,
+    HvAccounting, HvAccounts, HvDomains, HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats,
 };
 use shared_abi::read::Counters;
 use shared_abi::{Errno, VcpuPage};
@@ -278,6 +278,18 @@ pub extern "C" fn perfctr_core_set_policy(
     allowed: bool,
 ) -> PolicyChange {
     domain.policy.set(driver, controls, allowed)
+}
+
+/// Adds a domain to the answer, if it is asked for; see [`Driver::add_domain`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_add_domain(
+    driver: &Driver,
+    answer: &mut HvDomains,
+    domain: &DomainObject,
+    domid: u32,
+    controls: bool,
+) {
+    driver.add_domain(answer, &domain.policy, domid, controls);
 }
 
 /// Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
@@ -790,6 +802,8 @@ unsafe extern "C" {
     fn perfctr_glue_unregister();
     /// Allows or forbids a domain to count; returns 0 or a negative error number.
     fn perfctr_glue_set_policy(domid: u32, allowed: bool) -> c_int;
+    /// Calls `perfctr_core_add_domain` for every domain.
+    fn perfctr_glue_list_domains(answer: *mut HvDomains);
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
     fn perfctr_glue_add_stats(total: *mut HvStats);
     /// Begins to sample the host's physical CPUs; returns 0 or a negative error number.

@@ -58,6 +58,22 @@ static void set_policy(struct domain *d, bool allowed)
     }
 }
 
+/* A domain that has ended stays in the list while anybody refers to it. */
+void perfctr_glue_list_domains(struct perfctr_hv_domains *answer)
+{
+    const struct domain *d;
+
+    rcu_read_lock(&domlist_read_lock);
+    for_each_domain(d)
+    {
+        if ( !d->is_dying )
+            perfctr_core_add_domain(perfctr_driver(), answer,
+                                    perfctr_core_of_domain(d), d->domain_id,
+                                    is_control_domain(d));
+    }
+    rcu_read_unlock(&domlist_read_lock);
+}
+
 int perfctr_glue_set_policy(uint32_t domid, bool allowed)
 {
     struct domain *d;

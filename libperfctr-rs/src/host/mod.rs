@@ -7,9 +7,12 @@ mod samples;
 mod symbols;
 mod xen;
 
-use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
+use std::io;
+
+use shared_abi::hypercall::{DOMAINS_MAX, FEATURE_ENABLED, HvDomains, HvQuery, OP_DOMAINS};
 use shared_abi::version::ABI_MAJOR;
 use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
+use zerocopy::FromZeros;
 
 use crate::error::Error;
 use crate::event::Event;
@@ -60,10 +63,41 @@ fn on_any_general_counter(driver: &Driver, event: Event) -> Result<CounterConfig
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Domain {
-    /// Its number, which is that of the process that has made it.
+    /// The domain's number on Xen, and the number of the process that has made the machine on KVM.
     pub id: u32,
     /// Whether it may count.
     pub allowed: bool,
+}
+
+const LISTING: &str = "list virtual machines";
+
+impl Domain {
+    /// Makes the description of a virtual machine.
+    pub const fn new(id: u32, allowed: bool) -> Self {
+        Self { id, allowed }
+    }
+
+    /// Asks again and again for those after the last one, until there are no more.
+    fn all(ask: impl Fn(&mut HvDomains) -> io::Result<()>) -> Result<Vec<Self>, Error> {
+        let (mut all, mut next) = (Vec::new(), 0);
+        loop {
+            let mut answer = HvDomains { first: next, ..HvDomains::new_zeroed() };
+            ask(&mut answer).map_err(Error::kernel(LISTING))?;
+            let count = answer.count as usize;
+            let domains = answer.domain.get(..count).ok_or(Error::Malformed("list of domains"))?;
+            for domain in domains {
+                if domain.domid < next {
+                    return Err(Error::Malformed("list of domains"));
+                }
+                all.push(Self { id: domain.domid, allowed: domain.enabled != 0 });
+                let Some(after) = domain.domid.checked_add(1) else { return Ok(all) };
+                next = after;
+            }
+            if count < DOMAINS_MAX {
+                return Ok(all);
+            }
+        }
+    }
 }
 
 /// Access to a host's driver, in either hypervisor.
@@ -121,18 +155,22 @@ impl Host {
         }
     }
 
-    /// Lists the virtual machines.  Returns `None` on Xen: its toolstack lists the domains, and its
-    /// driver has no request that says which of them may count.
+    /// Lists the virtual machines in the order of their numbers.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `E2BIG` there are more than fit in an
-    /// answer. [`Error::Malformed`].
-    pub fn domains(&self) -> Result<Option<Vec<Domain>>, Error> {
+    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `EINVAL` the driver is one of before ABI
+    /// 2.8. [`Error::Malformed`].
+    pub fn domains(&self) -> Result<Vec<Domain>, Error> {
         match &self.0 {
-            Hypervisor::Xen(_) => Ok(None),
-            Hypervisor::Kvm(kvm) => kvm.domains().map(Some),
+            Hypervisor::Xen(xen) => Domain::all(|answer| xen.call(OP_DOMAINS, answer)),
+            Hypervisor::Kvm(kvm) => kvm.domains(),
         }
+    }
+
+    /// Returns whether the host's hypervisor is Xen.
+    pub fn is_xen(&self) -> bool {
+        matches!(self.0, Hypervisor::Xen(_))
     }
 
     /// Has an event accounted to the virtual CPUs that execute it.  This is for Xen.

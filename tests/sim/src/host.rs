@@ -8,8 +8,8 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Guest, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
 use shared_abi::hypercall::{
-    HOST_OPS, HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats, OP_GO_ON, OP_LOAD,
-    OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    HOST_OPS, HvAccounting, HvAccounts, HvDomains, HvProfile, HvSamples, HvStats, OP_GO_ON,
+    OP_LOAD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -765,6 +765,10 @@ impl<'a> Caller for Hypercall<'a> {
 
     fn set_policy(&mut self, _: u32, _: bool) -> Result<(), Errno> {
         Err(Errno::SRCH)
+    }
+
+    fn list_domains(&mut self, _: &mut HvDomains) {
+        unreachable!("no domain here may ask")
     }
 
     fn add_stats(&mut self, total: &mut HvStats) {
