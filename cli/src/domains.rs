@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, value_parser};
 use perfctr::CAPS_SAMPLING;
-use perfctr::host::{Domain, Host};
+use perfctr::host::{Domain, Host, Limits};
 use serde_json::{Value, json};
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
@@ -53,10 +53,19 @@ enum Action {
         json: bool,
     },
     /// Lets a domain count.
+    ///
+    /// The limits replace those that it had. Its kernel module learns how many counters it has when
+    /// it is loaded.
     #[command(after_help = examples::DOMAINS_ALLOW)]
     Allow {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
+        /// The most counters that each of its virtual CPUs may use, general ones first.
+        #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+        counters: Option<u32>,
+        /// The most overflows of each virtual CPU that interrupt in a millisecond.
+        #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+        rate: Option<u32>,
     },
     /// Forbids a domain to count; it stops at once.
     #[command(after_help = examples::DOMAINS_FORBID)]
@@ -66,14 +75,16 @@ enum Action {
     },
     /// Lets those virtual machines of a KVM host count whose names are the lines of a file.
     ///
-    /// Empty lines and lines that begin with # are ignored.
+    /// A name may be followed by limits: counters=N, rate=N. Empty lines and lines that begin with
+    /// # are ignored.
     #[command(after_help = examples::DOMAINS_APPLY)]
     Apply {
         /// The file.
         file: PathBuf,
         /// Reads the file again after each interval of this length, and does not end.
         ///
-        /// Each machine is allowed once while this runs. One that is forbidden later stays so.
+        /// Each machine is allowed once while this runs, and again if its limits in the file
+        /// change. One that is forbidden later stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
         every: Option<u64>,
     },
@@ -149,8 +160,8 @@ fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
     loop {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
         let names = names(host, &host.domains()?);
-        for id in policy.newcomers(&text, &names) {
-            match host.allow(id, true) {
+        for (id, limits) in policy.newcomers(&text, &names)? {
+            match host.allow_within(id, limits) {
                 // The machine has ended meanwhile.
                 Err(error) if error.errno() == Some(libc::ESRCH) => (),
                 allowed => allowed.with_context(|| format!("domain {id}"))?,
@@ -164,14 +175,18 @@ fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
 /// Runs `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let host = Host::open()?;
-    let allow = |domain: &str, allowed| {
-        let id = number(domain, || Ok(names(&host, &host.domains()?)))?;
-        host.allow(id, allowed).with_context(|| format!("domain {domain}"))
-    };
+    let number = |domain: &str| number(domain, || Ok(names(&host, &host.domains()?)));
     match &options.action {
         Action::List { json } => list(&host, *json)?,
-        Action::Allow { domain } => allow(domain, true)?,
-        Action::Forbid { domain } => allow(domain, false)?,
+        Action::Allow { domain, counters, rate } => {
+            let (counters, overflows_per_ms) = (counters.unwrap_or(0), rate.unwrap_or(0));
+            let allowed = host.allow_within(number(domain)?, Limits { counters, overflows_per_ms });
+            allowed.with_context(|| format!("domain {domain}"))?;
+        }
+        Action::Forbid { domain } => {
+            let forbidden = host.allow(number(domain)?, false);
+            forbidden.with_context(|| format!("domain {domain}"))?;
+        }
         Action::Apply { file, every } => apply(&host, file, *every)?,
         Action::Limits { json } => limits(&host, *json)?,
         Action::Counts { event, unverified, json, command } => {
@@ -196,9 +211,12 @@ fn list(host: &Host, json: bool) -> Result<()> {
 fn listing(domains: &[Domain], names: &Known) -> Value {
     let domain = |domain: &Domain| {
         let name = names.get(&domain.id);
+        let limit = |number| (number != 0).then_some(number);
         json!({
             "id": domain.id,
             "allowed": domain.allowed,
+            "counters": limit(domain.limits.counters),
+            "rate": limit(domain.limits.overflows_per_ms),
             "name": name.map(|name| &name.text),
             "verified": name.map(|name| name.verified),
         })
@@ -207,13 +225,17 @@ fn listing(domains: &[Domain], names: &Known) -> Value {
 }
 
 fn table(domains: &[Domain], names: &Known) -> String {
-    let mut text = format!("{:>8}  {:<9}  name\n", "number", "may count");
+    let mut text =
+        format!("{:>8}  {:<9}  {:>8}  {:>6}  name\n", "number", "may count", "counters", "rate");
     for domain in domains {
         let allowed = if domain.allowed { "yes" } else { "no" };
         let name = names.get(&domain.id).map_or_else(String::new, |name| {
             harmless(&name.text) + if name.verified { "" } else { UNVERIFIED }
         });
-        text += format!("{:>8}  {allowed:<9}  {name}", domain.id).trim_end();
+        let limit = |number| if number == 0 { "-".to_owned() } else { format!("{number}") };
+        let [counters, rate] = [domain.limits.counters, domain.limits.overflows_per_ms].map(limit);
+        let limits = format!("{counters:>8}  {rate:>6}");
+        text += format!("{:>8}  {allowed:<9}  {limits}  {name}", domain.id).trim_end();
         text += "\n";
     }
     text
@@ -255,7 +277,12 @@ mod tests {
     }
 
     fn many() -> Vec<Domain> {
-        (1..=400).map(|id| Domain::new(id, id % 2 == 0)).collect()
+        let limits = |id| match id {
+            4 => Limits { counters: 2, overflows_per_ms: 0 },
+            6 => Limits { counters: 0, overflows_per_ms: 9 },
+            _ => Limits::default(),
+        };
+        (1..=400).map(|id| Domain::new(id, id % 2 == 0, limits(id))).collect()
     }
 
     #[test]
@@ -265,20 +292,24 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 401, "{text}");
         assert_eq!(
-            lines[..5],
+            lines[..7],
             [
-                "  number  may count  name",
-                "       1  no",
-                "       2  yes",
-                "       3  no         web",
-                "       4  yes        mail (unverified)",
+                "  number  may count  counters    rate  name",
+                "       1  no                -       -",
+                "       2  yes               -       -",
+                "       3  no                -       -  web",
+                "       4  yes               2       -  mail (unverified)",
+                r"       5  no                -       -  \u{1b}[2J",
+                "       6  yes               -       9",
             ]
         );
         assert!(!text.contains('\x1b'), "{text:?}");
-        assert_eq!(lines[400], "     400  yes");
+        assert_eq!(lines[400], "     400  yes               -       -");
         let all = listing(&many(), &names);
         assert_eq!(all["domains"].as_array().unwrap().len(), 400);
         assert_eq!(all["domains"][2]["name"], "web");
+        let limits = |n: usize| ["counters", "rate"].map(|key| all["domains"][n][key].as_u64());
+        assert_eq!([3, 5].map(limits), [[Some(2), None], [None, Some(9)]]);
         let verified = [2, 3, 5].map(|n| all["domains"][n]["verified"].as_bool());
         assert_eq!(verified, [Some(true), Some(false), None]);
     }

@@ -20,7 +20,9 @@ Examples:
   perfctr domains allow web
       Lets the virtual machine `web` count.
   perfctr domains allow 3
-      Lets domain 3 of a Xen host count.";
+      Lets domain 3 of a Xen host count.
+  perfctr domains allow web --counters 2 --rate 10
+      Lets `web` count with two counters, and with ten interrupts in a millisecond at most.";
 
 pub const DOMAINS_APPLY: &str = "\
 Examples:

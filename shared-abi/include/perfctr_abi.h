@@ -322,12 +322,14 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counter) == 8);
 struct perfctr_hv_domain {
 	__u32 domid;
 	__u32 enabled;
-	__u64 reserved;
+	__u32 counters_max;
+	__u32 overflows_per_ms;
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_hv_domain) == 16);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, domid) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, enabled) == 4);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, reserved) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, counters_max) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, overflows_per_ms) == 12);
 
 struct perfctr_hv_domains {
 	__u32 first;

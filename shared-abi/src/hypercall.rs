@@ -10,7 +10,7 @@
 //! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off |
 //! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` a kind of guest that cannot count, `ENOMEM` |
 //! | [`OP_UNREGISTER`] | none | any vCPU, for itself | `ENXIO` none registered |
-//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ESTALE` a counter that the host does not let the domain use, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
 //! | [`OP_DOMAINS`] | [`HvDomains`], in and out | the control domain | `EPERM` |
@@ -24,7 +24,7 @@
 //! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
 //! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV` nothing counts on this physical CPU |
 //! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
-//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV`, `EBUSY` and `ESTALE` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
 //! `ENOSYS`.
@@ -63,7 +63,7 @@ pub const OP_UNREGISTER: u32 = 2;
 pub const OP_LOAD: u32 = 3;
 /// The hypervisor removes the calling vCPU's configuration.  The sums in its page stay.
 pub const OP_STOP: u32 = 4;
-/// The control domain allows a domain to count, or forbids it.
+/// The control domain allows a domain to count, within limits if it wants, or forbids it.
 pub const OP_DOMAIN: u32 = 5;
 /// The control domain reads what the driver has done since boot, and what that cost.
 pub const OP_STATS: u32 = 6;
@@ -235,14 +235,20 @@ pub struct HvDomain {
     /// 1 to allow the domain to count, 0 to forbid it.  A domain that is forbidden to count stops
     /// at once.
     pub enabled: u32,
-    /// Must be 0.
-    pub reserved: u64,
+    /// The most counters that the domain may have loaded on a vCPU, or 0 for all that there are.
+    /// It gets the general counters first, and then the fixed ones.  It must be 0 if the domain is
+    /// forbidden.
+    pub counters_max: u32,
+    /// The most overflows that interrupt in a millisecond, for each vCPU of the domain, or 0.  The
+    /// host's own limit holds as well.  It must be 0 if the domain is forbidden.
+    pub overflows_per_ms: u32,
 }
 
 layout!(HvDomain, "perfctr_hv_domain", 16, {
     0 domid: "__u32",
     4 enabled: "__u32",
-    8 reserved: "__u64",
+    8 counters_max: "__u32",
+    12 overflows_per_ms: "__u32",
 });
 
 /// Number of elements of [`HvDomains::domain`].

@@ -68,10 +68,10 @@ static void tell(struct kvm *kvm)
 	}
 }
 
-static void set_policy(struct kvm *kvm, bool allowed)
+static void set_policy(struct kvm *kvm, const struct perfctr_hv_domain *wanted)
 {
 	perfctr_policy_change change = perfctr_core_set_policy(
-		perfctr_driver(), perfctr_core_of_machine(kvm), false, allowed);
+		perfctr_driver(), perfctr_core_of_machine(kvm), false, wanted);
 
 	/* A load that saw the old policy has ended when this interrupt arrives. */
 	if (change == PERFCTR_POLICY_CHANGE_REVOKE)
@@ -98,9 +98,9 @@ static struct mm_struct *memory_of(u32 pid)
 	return mm;
 }
 
-int perfctr_glue_set_policy(uint32_t pid, bool allowed)
+int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
 {
-	struct mm_struct *mm = memory_of(pid);
+	struct mm_struct *mm = memory_of(wanted->domid);
 	struct kvm *kvm;
 	int err = -ESRCH;
 
@@ -108,24 +108,27 @@ int perfctr_glue_set_policy(uint32_t pid, bool allowed)
 		return err;
 	mutex_lock(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm->userspace_pid != pid || kvm->mm != mm)
+		if (kvm->userspace_pid != wanted->domid || kvm->mm != mm)
 			continue;
-		set_policy(kvm, allowed);
+		set_policy(kvm, wanted);
 		err = 0;
 	}
 	mutex_unlock(&kvm_lock);
 	mmput(mm);
-	if (!allowed)
+	if (!wanted->enabled)
 		perfctr_settle_counters();
 	return err;
 }
 
 static int set(const char *text, bool allowed)
 {
-	u32 pid;
-	int err = perfctr_on ? kstrtou32(text, 0, &pid) : -ENODEV;
+	struct perfctr_hv_domain wanted;
+	int err = -ENODEV;
 
-	return err ?: perfctr_glue_set_policy(pid, allowed);
+	if (perfctr_on)
+		err = perfctr_core_parse_policy(text, strlen(text), allowed,
+						&wanted);
+	return err ?: perfctr_glue_set_policy(&wanted);
 }
 
 static int allow(const char *text, const struct kernel_param *unused)
@@ -141,7 +144,10 @@ static int forbid(const char *text, const struct kernel_param *unused)
 static const struct kernel_param_ops perfctr_allow_ops = { .set = allow };
 static const struct kernel_param_ops perfctr_forbid_ops = { .set = forbid };
 
-/* Allows all machines that a process has made, whose number is written. */
+/*
+ * Allows all machines that a process has made, whose number is written. The most
+ * counters and the most overflows in a millisecond may follow, 0 for no limit.
+ */
 module_param_cb(perfctr_allow, &perfctr_allow_ops, NULL, 0200);
 module_param_cb(perfctr_forbid, &perfctr_forbid_ops, NULL, 0200);
 

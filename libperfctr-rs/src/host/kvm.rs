@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use shared_abi::hypercall::HvQuery;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Domain, Driver, LISTING};
+use super::{Domain, Driver, LISTING, Limits};
 use crate::error::Error;
 
 const PARAMETERS: &str = "/sys/module/kvm/parameters";
@@ -48,9 +48,24 @@ impl Kvm {
         Driver::new(&query.map_err(|_| Error::Malformed("answer of KVM's driver"))?)
     }
 
-    pub(super) fn allow(&self, id: u32, allowed: bool) -> Result<(), Error> {
-        let name = if allowed { "perfctr_allow" } else { "perfctr_forbid" };
-        let written = fs::write(self.parameters.join(name), id.to_string());
+    /// Writes the process and its limits, or the process alone if it has none.
+    pub(super) fn allow_within(&self, id: u32, limits: Limits) -> Result<(), Error> {
+        let Limits { counters, overflows_per_ms } = limits;
+        self.write(
+            "perfctr_allow",
+            &match limits == Limits::default() {
+                true => id.to_string(),
+                false => format!("{id} {counters} {overflows_per_ms}"),
+            },
+        )
+    }
+
+    pub(super) fn forbid(&self, id: u32) -> Result<(), Error> {
+        self.write("perfctr_forbid", &id.to_string())
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), Error> {
+        let written = fs::write(self.parameters.join(name), text);
         written.map_err(Error::kernel("change what a virtual machine may do"))
     }
 
@@ -94,6 +109,7 @@ mod tests {
             let mut answer = HvDomains { count: all.len() as u32, ..HvDomains::new_zeroed() };
             for (domain, &(domid, enabled)) in answer.domain.iter_mut().zip(all) {
                 (domain.domid, domain.enabled) = (domid, enabled);
+                (domain.counters_max, domain.overflows_per_ms) = (enabled, domid % 5);
             }
             let mut how = File::options();
             how.create(true).write(true).truncate(false);
@@ -159,10 +175,14 @@ mod tests {
         files.list(0, &[]);
         assert_eq!(files.0.domains().unwrap(), []);
         files.list(0, &[(7, 0), (1234, 1)]);
-        let expected = [(7, false), (1234, true)].map(|(id, allowed)| Domain { id, allowed });
+        let none = Limits::default();
+        let limits = |counters, overflows_per_ms| Limits { counters, overflows_per_ms };
+        let expected = [Domain::new(7, false, limits(0, 2)), Domain::new(1234, true, limits(1, 4))];
         assert_eq!(files.0.domains().unwrap(), expected);
-        files.0.allow(1234, true).unwrap();
-        files.0.allow(7, false).unwrap();
+        files.0.allow_within(7, limits(2, 9)).unwrap();
+        assert_eq!(files.0.read("perfctr_allow").unwrap(), "7 2 9");
+        files.0.allow_within(1234, none).unwrap();
+        files.0.forbid(7).unwrap();
         let read = |name| files.0.read(name).unwrap();
         assert_eq!([read("perfctr_allow"), read("perfctr_forbid")], ["1234", "7"]);
     }

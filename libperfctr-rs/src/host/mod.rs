@@ -67,14 +67,27 @@ pub struct Domain {
     pub id: u32,
     /// Whether it may count.
     pub allowed: bool,
+    /// The limits that the host has set for it alone.
+    pub limits: Limits,
+}
+
+/// What the host lets a single virtual machine use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The most counters that each virtual CPU may have loaded, or 0 for as many as there are.  The
+    /// machine gets the general counters first, and then the fixed ones.
+    pub counters: u32,
+    /// The most overflows of each virtual CPU that interrupt in a millisecond, or 0 for as many as
+    /// the host lets any machine have.
+    pub overflows_per_ms: u32,
 }
 
 const LISTING: &str = "list virtual machines";
 
 impl Domain {
     /// Makes the description of a virtual machine.
-    pub const fn new(id: u32, allowed: bool) -> Self {
-        Self { id, allowed }
+    pub const fn new(id: u32, allowed: bool, limits: Limits) -> Self {
+        Self { id, allowed, limits }
     }
 
     /// Asks again and again for those after the last one, until there are no more.
@@ -89,7 +102,11 @@ impl Domain {
                 if domain.domid < next {
                     return Err(Error::Malformed("list of domains"));
                 }
-                all.push(Self { id: domain.domid, allowed: domain.enabled != 0 });
+                let limits = Limits {
+                    counters: domain.counters_max,
+                    overflows_per_ms: domain.overflows_per_ms,
+                };
+                all.push(Self::new(domain.domid, domain.enabled != 0, limits));
                 let Some(after) = domain.domid.checked_add(1) else { return Ok(all) };
                 next = after;
             }
@@ -151,7 +168,24 @@ impl Host {
     pub fn allow(&self, id: u32, allowed: bool) -> Result<(), Error> {
         match &self.0 {
             Hypervisor::Xen(xen) => xen.allow(id, allowed),
-            Hypervisor::Kvm(kvm) => kvm.allow(id, allowed),
+            Hypervisor::Kvm(kvm) if allowed => kvm.allow_within(id, Limits::default()),
+            Hypervisor::Kvm(kvm) => kvm.forbid(id),
+        }
+    }
+
+    /// Lets a virtual machine count within limits of its own, in place of those that it had.
+    ///
+    /// The guest's kernel module learns of a limit of counters when it is loaded.  A guest that
+    /// loads more later gets `ESTALE`, until its module is loaded anew.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`allow`](Self::allow); `EINVAL` if there are limits, and the driver is one of
+    /// before ABI 2.8.
+    pub fn allow_within(&self, id: u32, limits: Limits) -> Result<(), Error> {
+        match &self.0 {
+            Hypervisor::Xen(xen) => xen.allow_within(id, limits),
+            Hypervisor::Kvm(kvm) => kvm.allow_within(id, limits),
         }
     }
 
