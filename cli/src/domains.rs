@@ -2,25 +2,36 @@
 //! Implements `perfctr domains`, which says on a host which domains may count, and with what, and
 //! changes it, and counts what they execute.
 
-use std::collections::{HashMap, HashSet};
+mod names;
+mod policy;
+
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, value_parser};
 use perfctr::CAPS_SAMPLING;
-use perfctr::host::{Domain, Host};
-use serde_json::json;
+use perfctr::host::{Domain, Host, Limits};
+use serde_json::{Value, json};
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
+use self::names::{Name, name_of_process};
+use self::policy::Policy;
 use crate::accounts;
 use crate::events::{EventList, EventParser};
 use crate::examples;
 use crate::text::{document, harmless, print};
+
+pub use self::names::{Names, names_of_xl};
+
+const PROC: &str = "/proc";
+/// What follows a name that somebody who is not root may have given.
+const UNVERIFIED: &str = " (unverified)";
 
 /// The options of `perfctr domains`.
 #[derive(Debug, Args)]
@@ -31,7 +42,10 @@ pub struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Lists a KVM host's virtual machines, and says which of them may count.
+    /// Lists the host's virtual machines, and says which of them may count.
+    ///
+    /// A name is unverified if anybody but root may have given it, as the arguments of a process
+    /// that is not root's.
     #[command(after_help = examples::DOMAINS_LIST)]
     List {
         /// Prints JSON.
@@ -39,10 +53,19 @@ enum Action {
         json: bool,
     },
     /// Lets a domain count.
+    ///
+    /// The limits replace those that it had. Its kernel module learns how many counters it has when
+    /// it is loaded.
     #[command(after_help = examples::DOMAINS_ALLOW)]
     Allow {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
+        /// The most counters that each of its virtual CPUs may use, general ones first.
+        #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+        counters: Option<u32>,
+        /// The most overflows of each virtual CPU that interrupt in a millisecond.
+        #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+        rate: Option<u32>,
     },
     /// Forbids a domain to count; it stops at once.
     #[command(after_help = examples::DOMAINS_FORBID)]
@@ -52,14 +75,16 @@ enum Action {
     },
     /// Lets those virtual machines of a KVM host count whose names are the lines of a file.
     ///
-    /// Empty lines and lines that begin with # are ignored.
+    /// A name may be followed by limits: counters=N, rate=N. Empty lines and lines that begin with
+    /// # are ignored.
     #[command(after_help = examples::DOMAINS_APPLY)]
     Apply {
         /// The file.
         file: PathBuf,
         /// Reads the file again after each interval of this length, and does not end.
         ///
-        /// Each machine is allowed once while this runs. One that is forbidden later stays so.
+        /// Each machine is allowed once while this runs, and again if its limits in the file
+        /// change. One that is forbidden later stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
         every: Option<u64>,
     },
@@ -97,90 +122,36 @@ enum Action {
     },
 }
 
-/// The names that the host's tools have given domains, by their numbers.
-pub type Names = HashMap<u32, String>;
+/// The names of a host's machines, by their numbers.
+type Known = HashMap<u32, Name>;
 
-/// Returns the names of the machines that the driver lists, from their processes' arguments, or
-/// else those that Xen's toolstack knows, if there is one.
-fn names(domains: Option<&[Domain]>) -> Names {
-    let Some(domains) = domains else { return names_of_xl() };
-    let name = |domain: &Domain| Some((domain.id, name_of_process(domain.id)?));
+/// Returns the names of these domains.
+fn names(host: &Host, domains: &[Domain]) -> Known {
+    if host.is_xen() {
+        let verified = |(id, text)| (id, Name { text, verified: true });
+        return names_of_xl().into_iter().map(verified).collect();
+    }
+    let name = |domain: &Domain| Some((domain.id, name_of_process(Path::new(PROC), domain.id)?));
     domains.iter().filter_map(name).collect()
 }
 
-pub fn names_of_xl() -> Names {
-    let listed = Command::new("xl").arg("list").output();
-    let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let parse = |line: &str| {
-        let mut words = line.split_whitespace();
-        let (name, number) = (words.next()?, words.next()?.parse().ok()?);
-        Some((number, name.to_owned()))
-    };
-    listed.unwrap_or_default().lines().filter_map(parse).collect()
-}
-
-/// Returns the name that QEMU's arguments give its machine.
-fn name_of_process(id: u32) -> Option<String> {
-    let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;
-    let words = String::from_utf8_lossy(&words).into_owned();
-    name_of_arguments(words.split('\0'))
-}
-
-/// Parses the name in `-name NAME,...` or `-name guest=NAME,...`.
-fn name_of_arguments<'a>(words: impl Iterator<Item = &'a str>) -> Option<String> {
-    let mut options = words.skip_while(|word| !matches!(*word, "-name" | "--name")).skip(1);
-    let mut parts = options.next()?.split(',');
-    let first = parts.clone().next().filter(|first| !first.contains('='));
-    let named = || parts.find_map(|part| part.strip_prefix("guest="));
-    Some(first.or_else(named)?.to_owned())
-}
-
-/// Returns the number of a domain that is given by its number, or by its name if only one domain
-/// has that.
-fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
+/// Returns the number of a domain that is given by its number, or by its name if that is verified
+/// and only one domain has it.
+fn number(domain: &str, names: impl FnOnce() -> Result<Known>) -> Result<u32> {
     if let Ok(number) = domain.parse() {
         return Ok(number);
     }
-    let called = names()?.into_iter().filter(|(_, name)| name == domain);
-    let called: Vec<u32> = called.map(|(id, _)| id).collect();
-    match called[..] {
-        [number] => Ok(number),
-        [] => bail!("there is no domain {domain}"),
-        _ => bail!("domain {domain}: {} domains have this name, expected a number", called.len()),
-    }
-}
-
-/// The machines that a file's text lets count.
-#[derive(Default)]
-struct Policy {
-    /// The machines that were there and named at the last call. All of them have been let in.
-    known: HashSet<u32>,
-}
-
-impl Policy {
-    /// Returns the machines that are to be let in now. These are named in `text`, one in each line,
-    /// and were not known at the call before: they have started since, or their name was added.
-    fn newcomers(&mut self, text: &str, names: &Names) -> Vec<u32> {
-        let lines = text.lines().map(str::trim);
-        let listed: HashSet<&str> =
-            lines.filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
-        let named = names.iter().filter(|(_, name)| listed.contains(name.as_str()));
-        let there: HashSet<u32> = named.map(|(id, _)| *id).collect();
-        let new = there.difference(&self.known).copied().collect();
-        self.known = there;
-        new
-    }
-
-    fn apply(&mut self, host: &Host, text: &str) -> Result<()> {
-        let names = names(Some(&machines(host)?));
-        for id in self.newcomers(text, &names) {
-            match host.allow(id, true) {
-                // The machine has ended meanwhile.
-                Err(error) if error.errno() == Some(libc::ESRCH) => (),
-                allowed => allowed.with_context(|| format!("domain {id}"))?,
-            }
-        }
-        Ok(())
+    let names = names()?;
+    let called = names.iter().filter(|(_, name)| name.text == domain);
+    let (verified, claims): (Vec<_>, Vec<_>) = called.partition(|(_, name)| name.verified);
+    match (&verified[..], &claims[..]) {
+        ([(number, _)], _) => Ok(**number),
+        ([], []) => bail!("there is no domain {domain}"),
+        ([], [(number, _), ..]) => bail!(
+            "domain {domain}: process {number} only calls itself that (it is neither root's nor a \
+             machine of libvirt's), expected its number"
+        ),
+        _ => bail!("domain {domain}: {} domains have this name, expected a number", verified.len()),
     }
 }
 
@@ -188,30 +159,34 @@ fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
     let mut policy = Policy::default();
     loop {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        policy.apply(host, &text)?;
+        let names = names(host, &host.domains()?);
+        for (id, limits) in policy.newcomers(&text, &names)? {
+            match host.allow_within(id, limits) {
+                // The machine has ended meanwhile.
+                Err(error) if error.errno() == Some(libc::ESRCH) => (),
+                allowed => allowed.with_context(|| format!("domain {id}"))?,
+            }
+        }
         let Some(seconds) = every else { return Ok(()) };
         thread::sleep(Duration::from_secs(seconds));
     }
 }
 
-/// Returns the machines of a KVM host.
-fn machines(host: &Host) -> Result<Vec<Domain>> {
-    host.domains()?.context(
-        "Xen's driver does not say which domains may count; `xl list` says which there are",
-    )
-}
-
 /// Runs `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let host = Host::open()?;
-    let allow = |domain: &str, allowed| {
-        let id = number(domain, || Ok(names(host.domains()?.as_deref())))?;
-        host.allow(id, allowed).with_context(|| format!("domain {domain}"))
-    };
+    let number = |domain: &str| number(domain, || Ok(names(&host, &host.domains()?)));
     match &options.action {
         Action::List { json } => list(&host, *json)?,
-        Action::Allow { domain } => allow(domain, true)?,
-        Action::Forbid { domain } => allow(domain, false)?,
+        Action::Allow { domain, counters, rate } => {
+            let (counters, overflows_per_ms) = (counters.unwrap_or(0), rate.unwrap_or(0));
+            let allowed = host.allow_within(number(domain)?, Limits { counters, overflows_per_ms });
+            allowed.with_context(|| format!("domain {domain}"))?;
+        }
+        Action::Forbid { domain } => {
+            let forbidden = host.allow(number(domain)?, false);
+            forbidden.with_context(|| format!("domain {domain}"))?;
+        }
         Action::Apply { file, every } => apply(&host, file, *every)?,
         Action::Limits { json } => limits(&host, *json)?,
         Action::Counts { event, unverified, json, command } => {
@@ -223,24 +198,47 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn list(host: &Host, json: bool) -> Result<()> {
-    let domains = machines(host)?;
-    let names = names(Some(&domains));
-    if json {
-        let domain = |domain: &Domain| {
-            let name = names.get(&domain.id);
-            json!({ "id": domain.id, "allowed": domain.allowed, "name": name })
-        };
-        let content = json!({ "domains": domains.iter().map(domain).collect::<Vec<_>>() });
-        return Ok(print(&document("perfctr domains list", 1, &content)?)?);
-    }
-    let mut text = format!("{:>8}  {:<9}  name\n", "process", "may count");
-    for domain in &domains {
+    let domains = host.domains()?;
+    let names = names(host, &domains);
+    let text = if json {
+        document("perfctr domains list", 1, &listing(&domains, &names))?
+    } else {
+        table(&domains, &names)
+    };
+    Ok(print(&text)?)
+}
+
+fn listing(domains: &[Domain], names: &Known) -> Value {
+    let domain = |domain: &Domain| {
+        let name = names.get(&domain.id);
+        let limit = |number| (number != 0).then_some(number);
+        json!({
+            "id": domain.id,
+            "allowed": domain.allowed,
+            "counters": limit(domain.limits.counters),
+            "rate": limit(domain.limits.overflows_per_ms),
+            "name": name.map(|name| &name.text),
+            "verified": name.map(|name| name.verified),
+        })
+    };
+    json!({ "domains": domains.iter().map(domain).collect::<Vec<_>>() })
+}
+
+fn table(domains: &[Domain], names: &Known) -> String {
+    let mut text =
+        format!("{:>8}  {:<9}  {:>8}  {:>6}  name\n", "number", "may count", "counters", "rate");
+    for domain in domains {
         let allowed = if domain.allowed { "yes" } else { "no" };
-        let name = names.get(&domain.id).map_or_else(String::new, |name| harmless(name));
-        text += format!("{:>8}  {allowed:<9}  {name}", domain.id).trim_end();
+        let name = names.get(&domain.id).map_or_else(String::new, |name| {
+            harmless(&name.text) + if name.verified { "" } else { UNVERIFIED }
+        });
+        let limit = |number| if number == 0 { "-".to_owned() } else { format!("{number}") };
+        let [counters, rate] = [domain.limits.counters, domain.limits.overflows_per_ms].map(limit);
+        let limits = format!("{counters:>8}  {rate:>6}");
+        text += format!("{:>8}  {allowed:<9}  {limits}  {name}", domain.id).trim_end();
         text += "\n";
     }
-    Ok(print(&text)?)
+    text
 }
 
 fn limits(host: &Host, json: bool) -> Result<()> {
@@ -271,54 +269,71 @@ fn limits(host: &Host, json: bool) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Machines with these names.
-    fn called(all: &[(u32, &str)]) -> Names {
-        all.iter().map(|(id, name)| (*id, (*name).to_owned())).collect()
-    }
-
-    #[test]
-    fn machines_are_called_what_qemu_was_told() {
-        let name = |line: &str| name_of_arguments(line.split(' '));
-        assert_eq!(name("qemu -name guest=web,debug-threads=on -m 1G").unwrap(), "web");
-        assert_eq!(name("qemu -m 1G -name web,debug-threads=on").unwrap(), "web");
-        assert_eq!(name("qemu -name debug-threads=on,guest=web").unwrap(), "web");
-        for nameless in ["qemu -m 1G", "qemu -name", "qemu -name debug-threads=on"] {
-            assert_eq!(name(nameless), None, "{nameless}");
-        }
-    }
-
-    #[test]
-    fn a_policy_lets_each_machine_in_once() {
-        let mut policy = Policy::default();
-        let mut newcomers = |all: &[(u32, &str)]| {
-            let mut new = policy.newcomers("# Of the shop.\n web\n\nmail \n#news\n", &called(all));
-            new.sort_unstable();
-            new
+    fn known(all: &[(u32, &str, bool)]) -> Known {
+        let name = |&(id, text, verified): &(u32, &str, bool)| {
+            (id, Name { text: text.to_owned(), verified })
         };
-        assert_eq!(newcomers(&[(7, "web"), (8, "news"), (9, "#news"), (10, "we")]), [7]);
-        assert_eq!(newcomers(&[(7, "web"), (11, "mail"), (12, "web")]), [11, 12]);
-        assert!(newcomers(&[(7, "web"), (11, "mail"), (12, "web")]).is_empty(), "nobody came");
-        assert!(newcomers(&[(11, "mail")]).is_empty());
-        assert_eq!(newcomers(&[(7, "web"), (11, "mail")]), [7], "another one with this number");
+        all.iter().map(name).collect()
+    }
+
+    fn many() -> Vec<Domain> {
+        let limits = |id| match id {
+            4 => Limits { counters: 2, overflows_per_ms: 0 },
+            6 => Limits { counters: 0, overflows_per_ms: 9 },
+            _ => Limits::default(),
+        };
+        (1..=400).map(|id| Domain::new(id, id % 2 == 0, limits(id))).collect()
     }
 
     #[test]
-    fn a_policy_follows_its_file() {
-        let mut policy = Policy::default();
-        let machines = called(&[(7, "web"), (8, "mail")]);
-        assert_eq!(policy.newcomers("web\n", &machines), [7]);
-        assert_eq!(policy.newcomers("web\nmail\n", &machines), [8], "a name was added");
-        assert!(policy.newcomers("mail\n", &machines).is_empty(), "a name was removed");
-        assert_eq!(policy.newcomers("mail\nweb\n", &machines), [7], "it is there again");
+    fn hundreds_of_machines_are_listed() {
+        let names = known(&[(3, "web", true), (4, "mail", false), (5, "\x1b[2J", true)]);
+        let text = table(&many(), &names);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 401, "{text}");
+        assert_eq!(
+            lines[..7],
+            [
+                "  number  may count  counters    rate  name",
+                "       1  no                -       -",
+                "       2  yes               -       -",
+                "       3  no                -       -  web",
+                "       4  yes               2       -  mail (unverified)",
+                r"       5  no                -       -  \u{1b}[2J",
+                "       6  yes               -       9",
+            ]
+        );
+        assert!(!text.contains('\x1b'), "{text:?}");
+        assert_eq!(lines[400], "     400  yes               -       -");
+        let all = listing(&many(), &names);
+        assert_eq!(all["domains"].as_array().unwrap().len(), 400);
+        assert_eq!(all["domains"][2]["name"], "web");
+        let limits = |n: usize| ["counters", "rate"].map(|key| all["domains"][n][key].as_u64());
+        assert_eq!([3, 5].map(limits), [[Some(2), None], [None, Some(9)]]);
+        let verified = [2, 3, 5].map(|n| all["domains"][n]["verified"].as_bool());
+        assert_eq!(verified, [Some(true), Some(false), None]);
     }
 
     #[test]
     fn a_name_that_several_have_is_nobodys() {
-        let number = |domain| number(domain, || Ok(called(&[(7, "web"), (8, "web"), (9, "mail")])));
+        let names = || known(&[(7, "web", true), (8, "web", true), (9, "mail", true)]);
+        let number = |domain| number(domain, || Ok(names()));
         assert_eq!(number("mail").unwrap(), 9);
         assert_eq!(number("11").unwrap(), 11);
         let error = |domain| number(domain).unwrap_err().to_string();
         assert_eq!(error("web"), "domain web: 2 domains have this name, expected a number");
         assert_eq!(error("news"), "there is no domain news");
+    }
+
+    #[test]
+    fn whoever_imitates_a_machine_does_not_get_its_name() {
+        let names = || known(&[(7, "web", true), (8, "web", false), (9, "mail", false)]);
+        let number = |domain| number(domain, || Ok(names()));
+        assert_eq!(number("web").unwrap(), 7);
+        assert_eq!(
+            number("mail").unwrap_err().to_string(),
+            "domain mail: process 9 only calls itself that (it is neither root's nor a machine of \
+             libvirt's), expected its number"
+        );
     }
 }

@@ -9,7 +9,7 @@ Examples:
 pub const DOMAINS: &str = "\
 Examples:
   perfctr domains list
-      Lists the virtual machines of a KVM host, and which of them may count.
+      Lists the virtual machines of this host, and which of them may count.
   perfctr domains allow web
       Lets the virtual machine `web` count.
   perfctr domains counts -e instructions -- sleep 5
@@ -20,7 +20,9 @@ Examples:
   perfctr domains allow web
       Lets the virtual machine `web` count.
   perfctr domains allow 3
-      Lets domain 3 of a Xen host count.";
+      Lets domain 3 of a Xen host count.
+  perfctr domains allow web --counters 2 --rate 10
+      Lets `web` count with two counters, and with ten interrupts in a millisecond at most.";
 
 pub const DOMAINS_APPLY: &str = "\
 Examples:
@@ -49,7 +51,7 @@ Examples:
 pub const DOMAINS_LIST: &str = "\
 Examples:
   perfctr domains list
-      Lists the virtual machines of a KVM host, and which of them may count.";
+      Lists the virtual machines of this host, and which of them may count.";
 
 pub const EXPORT: &str = "\
 Examples:

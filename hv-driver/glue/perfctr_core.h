@@ -19,12 +19,12 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2704
+#define PERFCTR_VCPU_BYTES 2712
 
 /*
  * Bytes of storage of a domain, all zeroes at first.
  */
-#define PERFCTR_DOMAIN_BYTES 16
+#define PERFCTR_DOMAIN_BYTES 24
 
 /*
  * Bytes of storage of a physical CPU's samples, all zeroes at first.
@@ -193,6 +193,11 @@ struct perfctr_core_domain;
  * The driver's settings, fixed at boot.
  */
 struct perfctr_core_driver;
+
+/*
+ * What a domain that may count may use.
+ */
+struct Limits;
 
 /*
  * Whether the driver has the counters.  The glue's lock is held during each call.
@@ -382,6 +387,8 @@ struct perfctr_guest {
   struct perfctr_clock clock;
 };
 
+
+
 /*
  * Asks the physical CPU that executes this what it can do.
  */
@@ -447,12 +454,29 @@ bool perfctr_core_needs_counters(const struct perfctr_core_driver *driver,
                                  const struct perfctr_core_domain *domain);
 
 /*
- * Allows or forbids the domain to count, and returns what the hypervisor has to do.
+ * Allows the domain to count within limits, or forbids it.
  */
 perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *driver,
                                               const struct perfctr_core_domain *domain,
                                               bool controls,
-                                              bool allowed);
+                                              const struct perfctr_hv_domain *wanted);
+
+/*
+ * Parses a domain's number and its limits, see hv_driver::policy::parse; returns 0 or a
+ */
+int perfctr_core_parse_policy(const char *text,
+                              uint32_t length,
+                              bool allowed,
+                              struct perfctr_hv_domain *wanted);
+
+/*
+ * Adds a domain to the answer, if it is asked for; see Driver::add_domain.
+ */
+void perfctr_core_add_domain(const struct perfctr_core_driver *driver,
+                             struct perfctr_hv_domains *answer,
+                             const struct perfctr_core_domain *domain,
+                             uint32_t domid,
+                             bool controls);
 
 /*
  * Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
@@ -521,7 +545,7 @@ bool perfctr_core_toggle(const struct perfctr_core_cpu *cpu,
                          bool kernel);
 
 /*
- * Stops the vCPU that is current here if the host forbids its domain; returns whether it does.
+ * Stops the vCPU that is current here if the host forbids its domain to count, or to count with
  */
 bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
@@ -727,7 +751,12 @@ extern void perfctr_glue_unregister(void);
 /*
  * Allows or forbids a domain to count; returns 0 or a negative error number.
  */
-extern int perfctr_glue_set_policy(uint32_t domid, bool allowed);
+extern int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted);
+
+/*
+ * Calls `perfctr_core_add_domain` for every domain.
+ */
+extern void perfctr_glue_list_domains(struct perfctr_hv_domains *answer);
 
 /*
  * Calls `perfctr_core_add_stats` for every physical CPU, one after another.

@@ -35,12 +35,12 @@ impl Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::driver;
+    use crate::policy::tests::{decision, driver};
 
     #[test]
     fn a_domain_needs_the_counters_from_its_first_vcpu_to_its_last() {
         let (few, policy, demand) = (driver(false), Policy::default(), Demand::default());
-        policy.set(&few, false, true);
+        policy.set(&few, false, &decision(true));
         for _ in 0..2 {
             assert!(!few.is_needed(&demand, &policy));
             demand.begin();
@@ -57,9 +57,9 @@ mod tests {
         let (policy, demand) = (Policy::default(), Demand::default());
         demand.begin();
         assert!(!few.is_needed(&demand, &policy) && all.is_needed(&demand, &policy));
-        policy.set(&all, false, false);
+        policy.set(&all, false, &decision(false));
         assert!(!all.is_needed(&demand, &policy));
-        policy.set(&all, false, true);
+        policy.set(&all, false, &decision(true));
         assert!(few.is_needed(&demand, &policy) && all.is_needed(&demand, &policy));
     }
 }

@@ -6,10 +6,10 @@
 
 use shared_abi::hypercall::{
     FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvBranches,
-    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats,
-    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_GO_ON,
-    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD,
-    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
+    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN,
+    OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -20,6 +20,7 @@ use crate::driver::Driver;
 use crate::guest::{Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::ThisCpu;
+use crate::policy::{Limits, is_valid};
 use crate::vcpu::Vcpu;
 
 /// The size of the largest argument, unit: bytes.
@@ -45,6 +46,7 @@ enum Operation {
     Stop,
     Place,
     Domain,
+    Domains,
     Stats,
     ProfileStart,
     ProfileRead,
@@ -67,6 +69,7 @@ impl Operation {
             OP_STOP => Self::Stop,
             OP_PLACE => Self::Place,
             OP_DOMAIN => Self::Domain,
+            OP_DOMAINS => Self::Domains,
             OP_STATS => Self::Stats,
             OP_PROFILE_START => Self::ProfileStart,
             OP_PROFILE_READ => Self::ProfileRead,
@@ -95,6 +98,7 @@ impl Operation {
                 Permission::ControlHost
             }
             Self::Domain
+            | Self::Domains
             | Self::Stats
             | Self::ProfileStart
             | Self::ProfileRead
@@ -114,8 +118,8 @@ pub trait Caller {
     ///
     /// The error number to return.
     fn permits(&self, permission: Permission) -> Result<(), Errno>;
-    /// Returns whether the host lets the caller's domain count.
-    fn is_allowed(&self) -> bool;
+    /// Returns what the host lets the caller's domain use, or `None` if it may not count.
+    fn limits(&self) -> Option<Limits>;
     /// Returns the number of the caller's domain for [`HvQuery::machine`].
     fn machine(&self) -> u64;
     /// Returns the kind of guest, if it can be given counters.
@@ -123,12 +127,11 @@ pub trait Caller {
     /// Runs `work` with interrupts disabled.
     fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>) -> R) -> R;
     /// Runs `work` with interrupts disabled on the caller's state and page.  Returns `None` if the
-    /// caller has no page.  The last argument of `work` is [`is_allowed`](Self::is_allowed), which
-    /// nobody can change meanwhile.
-    fn on_vcpu<R>(
-        &mut self,
-        work: impl FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
-    ) -> Option<R>;
+    /// caller has no page.  The last argument of `work` is [`limits`](Self::limits), which nobody
+    /// can change meanwhile.
+    fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
+    where
+        W: FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R;
     /// Has the host's other users of the counters give them to the driver, if the caller has a page
     /// and may count.  This may wait.
     ///
@@ -147,12 +150,14 @@ pub trait Caller {
     /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page.  Nobody else
     /// sees a state in between.  The caller has a page.
     fn unregister(&mut self);
-    /// Allows or forbids a domain.
+    /// Allows a domain within limits, or forbids it: [`Policy::set`](crate::Policy::set).
     ///
     /// # Errors
     ///
     /// `SRCH` if there is no such domain.
-    fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno>;
+    fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno>;
+    /// Calls [`Driver::add_domain`] for each domain of the host.
+    fn list_domains(&mut self, answer: &mut HvDomains);
     /// Adds up what the driver has done on all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
     /// Has the physical CPUs that are asked for sample, see [`ThisCpu::start_samples`].  The event
@@ -223,7 +228,7 @@ pub fn serve(
     match decode(driver, op, bytes)? {
         Request::Query => {
             let folded = caller.guest().is_some_and(|guest| guest.rings == Rings::Folded);
-            let mut query = answer(driver, caller.is_allowed(), caller.machine());
+            let mut query = answer(driver, caller.limits(), caller.machine());
             if folded && driver.registers.branches.is_some() {
                 query.features |= FEATURE_BRANCHES;
             }
@@ -246,9 +251,8 @@ pub fn serve(
             place.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
-        Request::Domain { domid, allowed } => {
-            caller.set_policy(domid, allowed)?;
-        }
+        Request::Domain(wanted) => caller.set_policy(&wanted)?,
+        Request::Domains => return list_domains(caller, bytes),
         Request::Stats => {
             let mut total = HvStats::new_zeroed();
             caller.add_stats(&mut total);
@@ -289,9 +293,7 @@ fn register(
 ) -> Result<(), Errno> {
     let kind = caller.guest().filter(|guest| guest.can_count(&driver.caps));
     let guest = Guest { observer, ..kind.ok_or(Errno::OPNOTSUPP)? };
-    if !caller.is_allowed() {
-        return Err(Errno::PERM);
-    }
+    caller.limits().ok_or(Errno::PERM)?;
     if caller.on_vcpu(|_, _, _, _| ()).is_some() {
         return Err(Errno::EXIST);
     }
@@ -300,27 +302,34 @@ fn register(
 
 fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
     caller.take_counters()?;
-    let loaded = caller.on_vcpu(|cpu, vcpu, page, allowed| {
-        if !allowed {
-            return Err(Errno::PERM);
+    let loaded = caller.on_vcpu(|cpu, vcpu, page, limits| {
+        let limits = limits.ok_or(Errno::PERM)?;
+        if config.slots() & !limits.slots != 0 {
+            return Err(Errno::STALE);
         }
         if !cpu.pcpu.counts() {
             return Err(Errno::NODEV);
         }
+        vcpu.limit_overflows(limits.overflows_max);
         vcpu.load(cpu, page, config);
         Ok(())
     });
     loaded.ok_or(Errno::NXIO)?
 }
 
+fn list_domains(caller: &mut impl Caller, bytes: &mut [u8]) -> Result<bool, Errno> {
+    let answer = HvDomains::mut_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+    answer.count = 0;
+    caller.list_domains(answer);
+    Ok(true)
+}
+
 fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
-    let begun = caller.on_vcpu(|cpu, vcpu, _, allowed| {
+    let begun = caller.on_vcpu(|cpu, vcpu, _, limits| {
         if !vcpu.can_record() {
             return Err(Errno::OPNOTSUPP);
         }
-        if !allowed {
-            return Err(Errno::PERM);
-        }
+        limits.ok_or(Errno::PERM)?;
         if !cpu.pcpu.counts() {
             return Err(Errno::NODEV);
         }
@@ -354,12 +363,9 @@ pub enum Request {
     /// Return the place where this counter has overflowed.
     Place(PhysSlot),
     /// Allow or forbid a domain.
-    Domain {
-        /// The domain's number.
-        domid: u32,
-        /// Whether it may count.
-        allowed: bool,
-    },
+    Domain(HvDomain),
+    /// Fill the argument with the host's domains.
+    Domains,
     /// Fill the argument with the statistics.
     Stats,
     /// Sample the host.
@@ -407,15 +413,11 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
         }
         Operation::Domain => {
             let argument = HvDomain::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
-            match argument.enabled {
-                0 | 1 if argument.reserved == 0 => {
-                    Ok(Request::Domain { domid: argument.domid, allowed: argument.enabled == 1 })
-                }
-                _ => Err(Errno::INVAL),
-            }
+            if is_valid(&argument) { Ok(Request::Domain(argument)) } else { Err(Errno::INVAL) }
         }
+        Operation::Domains if bytes.len() == size_of::<HvDomains>() => Ok(Request::Domains),
         Operation::Stats if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
-        Operation::Stats => Err(Errno::INVAL),
+        Operation::Domains | Operation::Stats => Err(Errno::INVAL),
         Operation::ProfileStart | Operation::ProfileRead | Operation::ProfileStop => {
             driver.profile.ok_or(Errno::OPNOTSUPP)?;
             decode_profile(driver, operation, bytes)
@@ -479,16 +481,16 @@ fn query(bytes: &[u8]) -> Result<Request, Errno> {
     if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
 }
 
-/// Returns the answer to [`OP_QUERY`] for a guest that may count
-/// or not.
-pub fn answer(driver: &Driver, allowed: bool, machine: u64) -> HvQuery {
-    let enabled = if allowed { FEATURE_ENABLED } else { 0 };
+/// Returns the answer to [`OP_QUERY`] for a guest that may count within these limits, or may not.
+pub fn answer(driver: &Driver, limits: Option<Limits>, machine: u64) -> HvQuery {
+    let enabled = if limits.is_some() { FEATURE_ENABLED } else { 0 };
+    let caps = driver.caps.within(limits.unwrap_or(Limits::NONE).slots);
     let cost = if driver.cost.is_some() { FEATURE_COST } else { 0 };
     HvQuery {
         abi_major: u32::from(ABI_MAJOR),
         abi_minor: u32::from(ABI_MINOR),
         features: enabled | cost,
-        caps: WireCaps::from(&driver.caps),
+        caps: WireCaps::from(&caps),
         machine,
         ..HvQuery::default()
     }

@@ -58,7 +58,7 @@ pub use guest::Guest;
 pub use hal::{Pmu, Probe};
 pub use nmi::{ExpectedInterrupts, Nmi};
 pub use pcpu::{Pcpu, ThisCpu};
-pub use policy::{Policy, PolicyChange};
+pub use policy::{Limits, Policy, PolicyChange};
 pub use profile::SampleRing;
 pub use publish::Left;
 pub use reserve::Reservation;

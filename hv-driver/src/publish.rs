@@ -201,6 +201,11 @@ impl Left {
         parse_left(page, caps)
     }
 
+    /// Returns the slots that the vCPU had loaded.
+    pub const fn slots(&self) -> u32 {
+        self.config.slots()
+    }
+
     pub(crate) fn sum(&self, slot: PhysSlot) -> u64 {
         self.sums.get(slot.index()).copied().unwrap_or(0)
     }

@@ -165,7 +165,7 @@ impl Options {
 }
 
 /// Parses a decimal number.
-fn number(digits: &[u8]) -> Option<u32> {
+pub(crate) fn number(digits: &[u8]) -> Option<u32> {
     let first = digits.first().map(|_| 0);
     digits.iter().fold(first, |number: Option<u32>, &digit| {
         let value = digit.checked_sub(b'0').filter(|value| *value < 10)?;

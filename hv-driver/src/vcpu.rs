@@ -24,6 +24,7 @@ use crate::pcpu::{Owner, ThisCpu};
 use crate::publish::{self, Left, Publisher, State};
 use crate::sampling::Sampling;
 use crate::serial::DomainSerial;
+use crate::settings::Rate;
 use crate::shares::Shares;
 
 /// A mode of the guest.
@@ -76,6 +77,8 @@ pub struct Vcpu {
     /// Slots that count at this moment.
     running: u32,
     sampling: Sampling,
+    /// How many overflows may interrupt in a window, if the host allows more.
+    overflows_max: u64,
     branches: Branches,
     shares: Shares,
     state: State,
@@ -126,6 +129,7 @@ impl Vcpu {
             plain: false,
             running: 0,
             sampling: Sampling::NONE,
+            overflows_max: u64::MAX,
             branches: Branches::NONE,
             shares,
             state,
@@ -170,6 +174,17 @@ impl Vcpu {
     pub fn load<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, config: &Config) {
         self.state.direct = true;
         self.replace(cpu, page, config, GuestMode::Kernel);
+    }
+
+    /// Sets the domain's own limit of overflows in a window, which holds from the next load on.
+    pub fn limit_overflows(&mut self, overflows_max: u64) {
+        self.overflows_max = overflows_max;
+    }
+
+    /// Returns the slots that the vCPU has loaded.
+    #[inline(always)]
+    pub const fn slots(&self) -> u32 {
+        self.config.slots()
     }
 
     /// Stops counting for the calling vCPU.  The guest is in its kernel.  The sums stay.
@@ -261,7 +276,8 @@ impl Vcpu {
     }
 
     /// Switches the vCPU in on this physical CPU, in `mode`.  `allowed` says whether the host
-    /// allows its domain to count.  Returns whether to send the guest the virtual interrupt.
+    /// allows its domain to count with what the vCPU has loaded.  Returns whether to send the guest
+    /// the virtual interrupt.
     pub fn switch_to<P: Pmu>(
         &mut self,
         cpu: &mut ThisCpu<'_, P>,
@@ -530,8 +546,10 @@ impl Vcpu {
         if self.sampling.slots() == 0 {
             return;
         }
-        let (now, rate) = (cpu.pmu.clock(), &cpu.driver.rate);
-        let put_off = self.sampling.arm(now, rate, &self.config, &self.shares);
+        let Rate { window_tsc, overflows_max } = cpu.driver.rate;
+        let overflows_max = overflows_max.min(self.overflows_max);
+        let rate = Rate { window_tsc, overflows_max };
+        let put_off = self.sampling.arm(cpu.pmu.clock(), &rate, &self.config, &self.shares);
         self.state.throttled = self.state.throttled.wrapping_add(u64::from(put_off));
     }
 }

@@ -10,17 +10,18 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, ThisCpu, Vcpu,
+    Driver, Guest, Identity, Left, Limits, Pcpu, Pmu, Policy, Probe, Rate, Registration, Settings,
+    ThisCpu, Vcpu,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
-    BRANCHES_KINDS, BRANCHES_USER, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD,
-    HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches, HvLoad,
-    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ,
-    OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_LOAD, OP_PLACE,
-    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS,
-    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    BRANCHES_KINDS, BRANCHES_USER, DOMAINS_MAX, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
+    HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches,
+    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
+    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN,
+    OP_DOMAINS, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY,
+    OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -692,7 +693,7 @@ fn cost_takes_the_last_counter_from_the_guests() {
 mod overflows {
     use super::*;
 
-    fn sampling(slot: u32, evntsel: u64, period: u64) -> CounterConfig {
+    pub fn sampling(slot: u32, evntsel: u64, period: u64) -> CounterConfig {
         CounterConfig { mode: MODE_SAMPLING, period, ..counter(slot, evntsel) }
     }
 
@@ -1371,9 +1372,12 @@ mod requests {
         machine: Machine,
         registered: bool,
         allowed: bool,
+        limits: Limits,
         control: bool,
         guest: Option<Guest>,
         counters: Result<(), Errno>,
+        /// The number of the host's domains.
+        others: u32,
         done: Vec<String>,
     }
 
@@ -1383,9 +1387,11 @@ mod requests {
                 machine: Machine::new(),
                 registered: true,
                 allowed: true,
+                limits: Limits::NONE,
                 control: true,
                 guest: Some(Guest::pv()),
                 counters: Ok(()),
+                others: 2,
                 done: Vec::new(),
             }
         }
@@ -1404,8 +1410,8 @@ mod requests {
             let refused = permission == Permission::ControlHost && !self.control;
             if refused { Err(Errno::PERM) } else { Ok(()) }
         }
-        fn is_allowed(&self) -> bool {
-            self.allowed
+        fn limits(&self) -> Option<Limits> {
+            self.allowed.then_some(self.limits)
         }
         fn machine(&self) -> u64 {
             7
@@ -1416,13 +1422,13 @@ mod requests {
         fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, FakePmu>) -> R) -> R {
             work(&mut self.machine.cpu())
         }
-        fn on_vcpu<R>(
-            &mut self,
-            work: impl FnOnce(&mut ThisCpu<'_, FakePmu>, &mut Vcpu, &VcpuPage, bool) -> R,
-        ) -> Option<R> {
-            let allowed = self.allowed;
+        fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
+        where
+            W: FnOnce(&mut ThisCpu<'_, FakePmu>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R,
+        {
+            let limits = self.limits();
             let work = |vcpu: &mut Vcpu, cpu: &mut ThisCpu<'_, FakePmu>, page: &VcpuPage| {
-                work(cpu, vcpu, page, allowed)
+                work(cpu, vcpu, page, limits)
             };
             self.registered.then(|| self.machine.on(0, work))
         }
@@ -1439,9 +1445,17 @@ mod requests {
             self.machine.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
             self.registered = false;
         }
-        fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
-            self.done.push(format!("policy {domid} {allowed}"));
+        fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno> {
+            let HvDomain { domid, enabled, counters_max, overflows_per_ms } = wanted;
+            let limits = format!("{counters_max} {overflows_per_ms}");
+            self.done.push(format!("policy {domid} {enabled} {limits}"));
             Ok(())
+        }
+        fn list_domains(&mut self, answer: &mut HvDomains) {
+            let policy = Policy::default();
+            for domid in 0..self.others {
+                driver().add_domain(answer, &policy, domid, domid == 0);
+            }
         }
         fn add_stats(&mut self, total: &mut HvStats) {
             self.machine.pcpu.stats.add_to(total);
@@ -1555,16 +1569,19 @@ mod requests {
         let bad = HvRegister { reserved: 1, ..register };
         assert_eq!(refused(OP_REGISTER, bad.as_bytes()), Errno::INVAL);
         assert_eq!(refused(OP_REGISTER, &[]), Errno::INVAL);
-        for bad in [[1u32, 2, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]] {
+        for bad in [[1u32, 2, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [1, u32::MAX, 0, 0]] {
             assert_eq!(refused(OP_DOMAIN, bad.as_bytes()), Errno::INVAL);
         }
         let mut domain = Domain::new();
-        assert_eq!(domain.call(OP_DOMAIN, [5u32, 1, 0, 0].as_mut_bytes()), Ok(false));
-        assert_eq!(domain.done, ["policy 5 true"]);
+        for decision in [[5u32, 1, 0, 0], [6, 1, 2, 9], [7, 0, 0, 0]] {
+            assert_eq!(domain.call(OP_DOMAIN, { decision }.as_mut_bytes()), Ok(false));
+        }
+        assert_eq!(domain.done, ["policy 5 1 0 0", "policy 6 1 2 9", "policy 7 0 0 0"]);
         for op in [OP_UNREGISTER, OP_STOP] {
             assert_eq!(refused(op, &[0]), Errno::INVAL);
         }
         assert_eq!(refused(OP_STATS, &[0; 8]), Errno::INVAL);
+        assert_eq!(refused(OP_DOMAINS, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(OP_LOAD, &vec![0; ARGUMENT_BYTES_MAX + 1]), Errno::INVAL);
         let length = |bytes| authorize(&mut Domain::new(), OP_LOAD, bytes);
         assert_eq!(length(ARGUMENT_BYTES_MAX), Ok(()));
@@ -1579,6 +1596,65 @@ mod requests {
         assert_eq!(refused(OP_PLACE, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(8, &[]), Errno::INVAL);
         assert_eq!(refused(u32::MAX, &[]), Errno::INVAL);
+    }
+
+    #[test]
+    fn a_domain_with_a_limit_has_the_first_counters_only() {
+        let limits = Limits { slots: driver().caps.first(5), ..Limits::NONE };
+        let mut domain = Domain { limits, ..Domain::new() };
+        let mut query = HvQuery { abi_major: ABI_MAJOR.into(), ..HvQuery::default() };
+        assert_eq!(domain.call(OP_QUERY, query.as_mut_bytes()), Ok(true));
+        assert_eq!((query.caps.general, query.caps.fixed), (4, 1));
+        let fixed = |slot| counter(slot, EVNTSEL_USR | EVNTSEL_EN);
+        assert_eq!(
+            domain.call(OP_LOAD, &mut load_bytes(&[counter(3, USER), fixed(16)])),
+            Ok(false)
+        );
+        // It is told what a domain is told that was restored on a host with fewer counters.
+        for beyond in [&[fixed(17)][..], &[counter(0, USER), fixed(18)]] {
+            assert_eq!(refused_by(&mut domain, OP_LOAD, &load_bytes(beyond)), Errno::STALE);
+            assert_eq!(domain.machine.page.loaded.load(Relaxed), 1 << 3 | 1 << 16, "as before");
+        }
+    }
+
+    #[test]
+    fn a_domain_has_its_own_rate_or_the_hosts_whichever_is_lower() {
+        let host = driver().rate.overflows_max;
+        for (own, put_off_after) in [(2, 2), (host + 3, host), (u64::MAX, host)] {
+            let limits = Limits { overflows_max: own, ..Limits::NONE };
+            let mut domain = Domain { limits, ..Domain::new() };
+            let mut overflows = 0;
+            loop {
+                domain.call(OP_LOAD, &mut load_bytes(&[overflows::sampling(0, BOTH, 1)])).unwrap();
+                if domain.machine.page.throttled.load(Relaxed) != 0 {
+                    break;
+                }
+                domain.machine.pmu.retire(1);
+                assert!(domain.machine.interrupt());
+                overflows += 1;
+            }
+            assert_eq!(overflows, put_off_after, "{own} of {host}");
+        }
+    }
+
+    #[test]
+    fn any_number_of_domains_is_listed_by_answers_of_one_size() {
+        for others in [0, 1, DOMAINS_MAX as u32, DOMAINS_MAX as u32 + 1, 1_000] {
+            let mut domain = Domain { others, ..Domain::new() };
+            let (mut listed, mut first) = (Vec::new(), 0);
+            loop {
+                // What the caller has left in the other fields is not read.
+                let mut answer = HvDomains { first, count: 7, ..HvDomains::new_zeroed() };
+                assert_eq!(domain.call(OP_DOMAINS, answer.as_mut_bytes()), Ok(true));
+                listed.extend_from_slice(&answer.domain[..answer.count as usize]);
+                if (answer.count as usize) < DOMAINS_MAX {
+                    break;
+                }
+                first = listed.last().unwrap().domid + 1;
+            }
+            let all = (0..others).map(|domid| (domid, u32::from(domid == 0)));
+            assert!(all.eq(listed.iter().map(|d| (d.domid, d.enabled))), "{others}: {listed:?}");
+        }
     }
 
     #[test]
@@ -1635,6 +1711,7 @@ mod requests {
         for (op, bytes) in [
             (OP_DOMAIN, &[1; 3][..]),
             (OP_STATS, &[]),
+            (OP_DOMAINS, &[]),
             (OP_DOMAIN, &[9; 900]),
             (OP_PROFILE_START, &[]),
             (OP_PROFILE_READ, &[]),
@@ -1871,7 +1948,7 @@ mod requests {
     fn a_domains_number_is_not_truncated() {
         let (mut domain, mut argument) = (Domain::new(), [0x1_0001u32, 1, 0, 0]);
         assert_eq!(domain.call(OP_DOMAIN, argument.as_mut_bytes()), Ok(false));
-        assert_eq!(domain.done, ["policy 65537 true"]);
+        assert_eq!(domain.done, ["policy 65537 1 0 0"]);
     }
 
     #[test]

@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x7
-#define PERFCTR_ABI_WORD 0x70002
+#define PERFCTR_ABI_MINOR 0x8
+#define PERFCTR_ABI_WORD 0x80002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -90,6 +90,8 @@ typedef int32_t __s32;
 #define PERFCTR_OP_ACCOUNTS_STOP 0xe
 #define PERFCTR_OP_RECORD 0xf
 #define PERFCTR_OP_BRANCHES 0x10
+#define PERFCTR_OP_DOMAINS 0x11
+#define PERFCTR_DOMAINS_MAX 0x2f
 #define PERFCTR_ACCOUNTS_LEASE_MS 0x2710
 #define PERFCTR_ACCOUNTS_MAX 0x17
 #define PERFCTR_ACCOUNT_UNDIVIDED 0x1
@@ -320,12 +322,24 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counter) == 8);
 struct perfctr_hv_domain {
 	__u32 domid;
 	__u32 enabled;
-	__u64 reserved;
+	__u32 counters_max;
+	__u32 overflows_per_ms;
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_hv_domain) == 16);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, domid) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, enabled) == 4);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, reserved) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, counters_max) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, overflows_per_ms) == 12);
+
+struct perfctr_hv_domains {
+	__u32 first;
+	__u32 count;
+	struct perfctr_hv_domain domain[47];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_domains) == 760);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domains, first) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domains, count) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domains, domain) == 8);
 
 struct perfctr_hv_hook_stats {
 	__u64 calls;

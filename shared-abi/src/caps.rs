@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::count::CounterWidth;
 use crate::layout::layout;
 use crate::limits::{MAX_FIXED, MAX_GENERAL};
-use crate::slot::PhysSlot;
+use crate::slot::{PhysSlot, slots_of};
 
 /// [`PmuCaps::vendor`]: event numbers are Intel's.
 pub const VENDOR_INTEL: u32 = 1;
@@ -147,6 +147,32 @@ impl PmuCaps {
     /// Returns the counter's width.
     pub const fn width(&self, slot: PhysSlot) -> CounterWidth {
         if slot.fixed_number().is_some() { self.fixed_width } else { self.general_width }
+    }
+
+    /// Returns what a guest has that may use these slots only.  They are the first general
+    /// counters, and the first fixed ones.
+    #[must_use]
+    pub const fn within(&self, slots: u32) -> Self {
+        let mut less = *self;
+        less.general = 0;
+        less.fixed = 0;
+        let mut index = 0;
+        while let Some(slot) = PhysSlot::new(index) {
+            if self.has(slot) && slots & slot.bit() != 0 {
+                match slot.fixed_number() {
+                    Some(_) => less.fixed += 1,
+                    None => less.general += 1,
+                }
+            }
+            index += 1;
+        }
+        less
+    }
+
+    /// Returns the slots of the first counters, of which there are `number` or as many as this PMU
+    /// has: general ones first, and then fixed ones.
+    pub fn first(&self, number: u32) -> u32 {
+        slots_of(self.slots()).take(number as usize).fold(0, |mask, slot| mask | slot.bit())
     }
 
     /// Returns a mask with one bit for each slot that this PMU has.

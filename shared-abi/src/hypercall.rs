@@ -10,9 +10,10 @@
 //! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off |
 //! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` a kind of guest that cannot count, `ENOMEM` |
 //! | [`OP_UNREGISTER`] | none | any vCPU, for itself | `ENXIO` none registered |
-//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ESTALE` a counter that the host does not let the domain use, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
+//! | [`OP_DOMAINS`] | [`HvDomains`], in and out | the control domain | `EPERM` |
 //! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
 //! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
@@ -23,7 +24,7 @@
 //! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
 //! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV` nothing counts on this physical CPU |
 //! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
-//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV`, `EBUSY` and `ESTALE` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
 //! `ENOSYS`.
@@ -62,7 +63,7 @@ pub const OP_UNREGISTER: u32 = 2;
 pub const OP_LOAD: u32 = 3;
 /// The hypervisor removes the calling vCPU's configuration.  The sums in its page stay.
 pub const OP_STOP: u32 = 4;
-/// The control domain allows a domain to count, or forbids it.
+/// The control domain allows a domain to count, within limits if it wants, or forbids it.
 pub const OP_DOMAIN: u32 = 5;
 /// The control domain reads what the driver has done since boot, and what that cost.
 pub const OP_STATS: u32 = 6;
@@ -109,8 +110,11 @@ pub const OP_RECORD: u32 = 15;
 /// overflowed.
 pub const OP_BRANCHES: u32 = 16;
 
+/// The control domain asks which domains there are, and which of them may count.
+pub const OP_DOMAINS: u32 = 17;
+
 /// The operations on the whole host.  Any domain but the control domain gets `EPERM` for them.
-pub const HOST_OPS: [u32; 8] = [
+pub const HOST_OPS: [u32; 9] = [
     OP_DOMAIN,
     OP_STATS,
     OP_PROFILE_START,
@@ -119,6 +123,7 @@ pub const HOST_OPS: [u32; 8] = [
     OP_ACCOUNTS_START,
     OP_ACCOUNTS_READ,
     OP_ACCOUNTS_STOP,
+    OP_DOMAINS,
 ];
 
 /// How long the driver keeps accounts after the control domain has last read the first of them,
@@ -220,7 +225,9 @@ impl HvLoad {
 }
 
 /// Argument of [`OP_DOMAIN`].
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct HvDomain {
     /// The domain's number.
@@ -228,14 +235,45 @@ pub struct HvDomain {
     /// 1 to allow the domain to count, 0 to forbid it.  A domain that is forbidden to count stops
     /// at once.
     pub enabled: u32,
-    /// Must be 0.
-    pub reserved: u64,
+    /// The most counters that the domain may have loaded on a vCPU, or 0 for all that there are.
+    /// It gets the general counters first, and then the fixed ones.  It must be 0 if the domain is
+    /// forbidden.
+    pub counters_max: u32,
+    /// The most overflows that interrupt in a millisecond, for each vCPU of the domain, or 0.  The
+    /// host's own limit holds as well.  It must be 0 if the domain is forbidden.
+    pub overflows_per_ms: u32,
 }
 
 layout!(HvDomain, "perfctr_hv_domain", 16, {
     0 domid: "__u32",
     4 enabled: "__u32",
-    8 reserved: "__u64",
+    8 counters_max: "__u32",
+    12 overflows_per_ms: "__u32",
+});
+
+/// Number of elements of [`HvDomains::domain`].
+pub const DOMAINS_MAX: usize = 47;
+
+/// Argument of [`OP_DOMAINS`].
+///
+/// Whoever wants all domains asks from 0 on, and then again and again from the number after the
+/// last one of the answer, until there is an answer with fewer than [`DOMAINS_MAX`].  A domain that
+/// is there meanwhile is in exactly one of the answers.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvDomains {
+    /// In: the first domain that is wanted.
+    pub first: u32,
+    /// Out: the number of domains that follow.  If it is [`DOMAINS_MAX`], there may be more.
+    pub count: u32,
+    /// Out: the domains in the order of their numbers.
+    pub domain: [HvDomain; DOMAINS_MAX],
+}
+
+layout!(HvDomains, "perfctr_hv_domains", 760, {
+    0 first: "__u32",
+    4 count: "__u32",
+    8 domain: "struct perfctr_hv_domain" [DOMAINS_MAX],
 });
 
 /// [`HvPlace::mode`]: the place is not known.  Either the counter has not overflowed since it was

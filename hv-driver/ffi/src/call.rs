@@ -5,8 +5,10 @@
 use core::ffi::c_void;
 
 use hv_driver::hypercall::{self, Caller, Permission};
-use hv_driver::{Driver, Guest, ThisCpu, Vcpu};
-use shared_abi::hypercall::{HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats};
+use hv_driver::{Driver, Guest, Limits, ThisCpu, Vcpu};
+use shared_abi::hypercall::{
+    HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvStats,
+};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::on_cpu::without_interrupts;
@@ -14,10 +16,11 @@ use crate::x86::X86Pmu;
 use crate::{
     from_return, perfctr_glue_accounts_read, perfctr_glue_accounts_start,
     perfctr_glue_accounts_stop, perfctr_glue_add_stats, perfctr_glue_copy_in,
-    perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine,
-    perfctr_glue_permits, perfctr_glue_profile_read, perfctr_glue_profile_start,
-    perfctr_glue_profile_stop, perfctr_glue_register, perfctr_glue_set_policy,
-    perfctr_glue_take_counters, perfctr_glue_unregister, perfctr_glue_vcpu,
+    perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_list_domains,
+    perfctr_glue_machine, perfctr_glue_permits, perfctr_glue_profile_read,
+    perfctr_glue_profile_start, perfctr_glue_profile_stop, perfctr_glue_register,
+    perfctr_glue_set_policy, perfctr_glue_take_counters, perfctr_glue_unregister,
+    perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this, in a hypercall.
@@ -64,12 +67,12 @@ impl Caller for Current<'_> {
         from_return(unsafe { perfctr_glue_permits(control) })
     }
 
-    fn is_allowed(&self) -> bool {
+    fn limits(&self) -> Option<Limits> {
         let mut controls = false;
         // SAFETY: C writes a valid `bool`, and gives the object in the current domain's structure,
         // which lives at least as long as the domain's vCPU that executes this.
         let domain = unsafe { &*perfctr_glue_domain(&raw mut controls) };
-        self.driver.allows(&domain.policy, controls)
+        self.driver.limits(&domain.policy, controls)
     }
 
     fn machine(&self) -> u64 {
@@ -87,17 +90,17 @@ impl Caller for Current<'_> {
         without_interrupts(|here| work(&mut here.cpu()))
     }
 
-    fn on_vcpu<R>(
-        &mut self,
-        work: impl FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
-    ) -> Option<R> {
+    fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
+    where
+        W: FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R,
+    {
         without_interrupts(|here| {
             // SAFETY: the object is the current vCPU's, which executes this: nobody else touches it
             // before interrupts are enabled, and only this hypercall could take it away.
             let (vcpu, page) = unsafe { perfctr_glue_vcpu().as_mut() }?.parts();
             // Asked here, so that whoever forbids it meanwhile interrupts this CPU afterwards.
-            let allowed = self.is_allowed();
-            Some(work(&mut here.cpu(), vcpu, page, allowed))
+            let limits = self.limits();
+            Some(work(&mut here.cpu(), vcpu, page, limits))
         })
     }
 
@@ -118,10 +121,15 @@ impl Caller for Current<'_> {
         unsafe { perfctr_glue_unregister() }
     }
 
-    fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
+    fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno> {
         // SAFETY: C looks the number up among the domains, and returns an error if there is no such
         // domain. No object of the core is borrowed while it calls the core again.
-        from_return(unsafe { perfctr_glue_set_policy(domid, allowed) })
+        from_return(unsafe { perfctr_glue_set_policy(wanted) })
+    }
+
+    fn list_domains(&mut self, answer: &mut HvDomains) {
+        // SAFETY: C passes the structure, which nobody else has, to `perfctr_core_add_domain`.
+        unsafe { perfctr_glue_list_domains(answer) }
     }
 
     fn add_stats(&mut self, total: &mut HvStats) {

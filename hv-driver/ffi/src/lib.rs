@@ -13,11 +13,12 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
-    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Nmi, Options, Policy, PolicyChange,
-    Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
+    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Limits, Nmi, Options, Policy,
+    PolicyChange, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
 };
 use shared_abi::hypercall::{
-    HvAccounting, HvAccounts, HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats,
+    HvAccounting, HvAccounts, HvDomain, HvDomains, HvPlace, HvProfile, HvQuery, HvSample,
+    HvSamples, HvStats,
 };
 use shared_abi::read::Counters;
 use shared_abi::{Errno, VcpuPage};
@@ -34,9 +35,9 @@ pub const DRIVER_BYTES: usize = 304;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 584;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2704;
+pub const VCPU_BYTES: usize = 2712;
 /// Bytes of storage of a domain, all zeroes at first.
-pub const DOMAIN_BYTES: usize = 16;
+pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
 pub const RING_BYTES: usize = 131112;
 /// Bytes of a vCPU's account, all zeroes at first.
@@ -269,15 +270,54 @@ pub extern "C" fn perfctr_core_needs_counters(driver: &Driver, domain: &DomainOb
     driver.is_needed(&domain.demand, &domain.policy)
 }
 
-/// Allows or forbids the domain to count, and returns what the hypervisor has to do.
+/// Allows the domain to count within limits, or forbids it.
+///
+/// It returns what the hypervisor has to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_set_policy(
     driver: &Driver,
     domain: &DomainObject,
     controls: bool,
-    allowed: bool,
+    wanted: &HvDomain,
 ) -> PolicyChange {
-    domain.policy.set(driver, controls, allowed)
+    domain.policy.set(driver, controls, wanted)
+}
+
+/// Parses a domain's number and its limits, see [`hv_driver::policy::parse`]; returns 0 or a
+/// negative error number.
+///
+/// # Safety
+///
+/// `text` is `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_parse_policy(
+    text: *const c_char,
+    length: u32,
+    allowed: bool,
+    wanted: &mut HvDomain,
+) -> c_int {
+    // SAFETY: by this function's contract `text` is `length` bytes; C changes none of them until
+    // this returns.
+    let text = unsafe { core::slice::from_raw_parts(text.cast(), length as usize) };
+    match hv_driver::policy::parse(text, allowed) {
+        Some(parsed) => {
+            *wanted = parsed;
+            0
+        }
+        None => Errno::INVAL.to_return(),
+    }
+}
+
+/// Adds a domain to the answer, if it is asked for; see [`Driver::add_domain`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_add_domain(
+    driver: &Driver,
+    answer: &mut HvDomains,
+    domain: &DomainObject,
+    domid: u32,
+    controls: bool,
+) {
+    driver.add_domain(answer, &domain.policy, domid, controls);
 }
 
 /// Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
@@ -304,9 +344,12 @@ pub unsafe extern "C" fn perfctr_core_register(
     // SAFETY: C has pinned the page and mapped it; it is atomics, whatever the guest writes there.
     let shared = unsafe { &*page };
     let cpu = &mut here.cpu();
+    let limits = cpu.driver.limits(&domain.policy, controls);
+    let Limits { slots, overflows_max } = limits.unwrap_or(Limits::NONE);
     let left = if goes_on {
         match Left::of(shared, &cpu.driver.caps) {
             Ok(_) if !cpu.pcpu.counts() => return Errno::NODEV.to_return(),
+            Ok(left) if left.slots() & !slots != 0 => return Errno::STALE.to_return(),
             Ok(left) => Some(left),
             Err(errno) => return errno.to_return(),
         }
@@ -317,7 +360,7 @@ pub unsafe extern "C" fn perfctr_core_register(
         id,
         domain: domain.serial.of(&cpu.driver.serials),
         guest: *guest,
-        allowed: cpu.driver.allows(&domain.policy, controls),
+        allowed: limits.is_some(),
     };
     let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
     // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8, that nobody has found yet:
@@ -327,6 +370,7 @@ pub unsafe extern "C" fn perfctr_core_register(
         &mut *vcpu
     };
     if let Some(left) = &left {
+        own.0.vcpu.limit_overflows(overflows_max);
         own.0.vcpu.go_on(cpu, shared, left);
     }
     0
@@ -413,7 +457,7 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
     let mut here = unsafe { OnCpu::new(cpu) };
     let cpu = &mut here.cpu();
-    let allowed = cpu.driver.allows(&domain.policy, controls);
+    let allowed = cpu.driver.admits(&domain.policy, controls, vcpu.slots());
     vcpu.switch_to(cpu, page, mode(kernel), allowed)
 }
 
@@ -451,7 +495,8 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     vcpu.toggle(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel))
 }
 
-/// Stops the vCPU that is current here if the host forbids its domain; returns whether it does.
+/// Stops the vCPU that is current here if the host forbids its domain to count, or to count with
+/// what the vCPU has loaded; returns whether it does.
 ///
 /// See [`Vcpu::revoke`].
 ///
@@ -470,7 +515,7 @@ pub unsafe extern "C" fn perfctr_core_revoke(
     let mut here = unsafe { OnCpu::new(cpu) };
     let cpu = &mut here.cpu();
     // It may have been allowed again since the interrupt was sent.
-    let forbidden = !cpu.driver.allows(&domain.policy, controls);
+    let forbidden = !cpu.driver.admits(&domain.policy, controls, vcpu.slots());
     if forbidden {
         vcpu.revoke(cpu, page);
     }
@@ -723,7 +768,7 @@ pub unsafe extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvS
 /// Returns the answer to a guest that may not count; see [`hv_driver::hypercall::answer`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_query(driver: &Driver, query: &mut HvQuery) {
-    *query = hv_driver::hypercall::answer(driver, false, 0);
+    *query = hv_driver::hypercall::answer(driver, None, 0);
 }
 
 /// Serves a hypercall; returns 0 or a negative error number.
@@ -789,7 +834,9 @@ unsafe extern "C" {
     /// again, and then unpins the page and frees the object.
     fn perfctr_glue_unregister();
     /// Allows or forbids a domain to count; returns 0 or a negative error number.
-    fn perfctr_glue_set_policy(domid: u32, allowed: bool) -> c_int;
+    fn perfctr_glue_set_policy(wanted: *const HvDomain) -> c_int;
+    /// Calls `perfctr_core_add_domain` for every domain.
+    fn perfctr_glue_list_domains(answer: *mut HvDomains);
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
     fn perfctr_glue_add_stats(total: *mut HvStats);
     /// Begins to sample the host's physical CPUs; returns 0 or a negative error number.

@@ -51,6 +51,9 @@ static int start(const struct perfctr_options *options)
 	err = perfctr_start_cpus();
 	if (err)
 		goto no_cpus;
+	err = perfctr_show_machines();
+	if (err)
+		goto no_list;
 	err = perfctr_core_try_cpus();
 	if (err) {
 		pr_err("off: not every CPU can count\n");
@@ -59,6 +62,8 @@ static int start(const struct perfctr_options *options)
 	return 0;
 
 no_counters:
+	perfctr_hide_machines();
+no_list:
 	perfctr_stop_cpus();
 no_cpus:
 	perfctr_give_interrupt_back();
@@ -88,6 +93,7 @@ void perfctr_exit(void)
 {
 	if (!perfctr_on)
 		return;
+	perfctr_hide_machines();
 	perfctr_stop_counters();
 	perfctr_stop_cpus();
 	perfctr_give_interrupt_back();

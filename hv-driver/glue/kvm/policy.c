@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /* Which machines may count, and who may change that. */
 
+#include <linux/kobject.h>
 #include <linux/kvm_host.h>
 #include <linux/moduleparam.h>
 #include <linux/pid.h>
 #include <linux/random.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
+#include <linux/sysfs.h>
 
 #include "private.h"
 
@@ -66,10 +68,10 @@ static void tell(struct kvm *kvm)
 	}
 }
 
-static void set_policy(struct kvm *kvm, bool allowed)
+static void set_policy(struct kvm *kvm, const struct perfctr_hv_domain *wanted)
 {
 	perfctr_policy_change change = perfctr_core_set_policy(
-		perfctr_driver(), perfctr_core_of_machine(kvm), false, allowed);
+		perfctr_driver(), perfctr_core_of_machine(kvm), false, wanted);
 
 	/* A load that saw the old policy has ended when this interrupt arrives. */
 	if (change == PERFCTR_POLICY_CHANGE_REVOKE)
@@ -96,9 +98,9 @@ static struct mm_struct *memory_of(u32 pid)
 	return mm;
 }
 
-int perfctr_glue_set_policy(uint32_t pid, bool allowed)
+int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
 {
-	struct mm_struct *mm = memory_of(pid);
+	struct mm_struct *mm = memory_of(wanted->domid);
 	struct kvm *kvm;
 	int err = -ESRCH;
 
@@ -106,24 +108,27 @@ int perfctr_glue_set_policy(uint32_t pid, bool allowed)
 		return err;
 	mutex_lock(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm->userspace_pid != pid || kvm->mm != mm)
+		if (kvm->userspace_pid != wanted->domid || kvm->mm != mm)
 			continue;
-		set_policy(kvm, allowed);
+		set_policy(kvm, wanted);
 		err = 0;
 	}
 	mutex_unlock(&kvm_lock);
 	mmput(mm);
-	if (!allowed)
+	if (!wanted->enabled)
 		perfctr_settle_counters();
 	return err;
 }
 
 static int set(const char *text, bool allowed)
 {
-	u32 pid;
-	int err = perfctr_on ? kstrtou32(text, 0, &pid) : -ENODEV;
+	struct perfctr_hv_domain wanted;
+	int err = -ENODEV;
 
-	return err ?: perfctr_glue_set_policy(pid, allowed);
+	if (perfctr_on)
+		err = perfctr_core_parse_policy(text, strlen(text), allowed,
+						&wanted);
+	return err ?: perfctr_glue_set_policy(&wanted);
 }
 
 static int allow(const char *text, const struct kernel_param *unused)
@@ -139,37 +144,55 @@ static int forbid(const char *text, const struct kernel_param *unused)
 static const struct kernel_param_ops perfctr_allow_ops = { .set = allow };
 static const struct kernel_param_ops perfctr_forbid_ops = { .set = forbid };
 
-/* Allows all machines that a process has made, whose number is written. */
+/*
+ * Allows all machines that a process has made, whose number is written. The most
+ * counters and the most overflows in a millisecond may follow, 0 for no limit.
+ */
 module_param_cb(perfctr_allow, &perfctr_allow_ops, NULL, 0200);
 module_param_cb(perfctr_forbid, &perfctr_forbid_ops, NULL, 0200);
 
-/* A process, and 0 or 1. */
-#define PERFCTR_LINE_BYTES sizeof("4194304 1")
-
-static int list_machines(char *text, const struct kernel_param *unused)
+void perfctr_glue_list_domains(struct perfctr_hv_domains *answer)
 {
 	struct kvm *kvm;
-	int length = 0;
 
-	if (!perfctr_on)
-		return -ENODEV;
 	mutex_lock(&kvm_lock);
-	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (length > PAGE_SIZE - 1 - PERFCTR_LINE_BYTES) {
-			length = -E2BIG;
-			break;
-		}
-		length += sysfs_emit_at(text, length, "%d %d\n",
-					kvm->userspace_pid,
-					perfctr_allowed(kvm));
-	}
+	list_for_each_entry(kvm, &vm_list, vm_list)
+		perfctr_core_add_domain(perfctr_driver(), answer,
+					perfctr_core_of_machine(kvm),
+					kvm->userspace_pid, false);
 	mutex_unlock(&kvm_lock);
-	return length;
 }
 
-static const struct kernel_param_ops perfctr_domains_ops = {
-	.get = list_machines,
+/*
+ * A host has more machines than a page of text has room for. So the file is not
+ * text: whoever reads a structure at an offset gets the machines of processes
+ * from that number on.
+ */
+static ssize_t read_machines(struct file *file, struct kobject *unused,
+			     struct bin_attribute *attribute, char *to,
+			     loff_t first, size_t length)
+{
+	struct perfctr_hv_domains *answer = (void *)to;
+
+	if (length < sizeof(*answer) || first > U32_MAX)
+		return -EINVAL;
+	memset(answer, 0, sizeof(*answer));
+	answer->first = first;
+	perfctr_glue_list_domains(answer);
+	return sizeof(*answer);
+}
+
+static const struct bin_attribute perfctr_machines = {
+	.attr = { .name = "perfctr_domains", .mode = 0400 },
+	.read = read_machines,
 };
 
-/* Lists each machine by the process that made it, and whether it may count. */
-module_param_cb(perfctr_domains, &perfctr_domains_ops, NULL, 0400);
+int perfctr_show_machines(void)
+{
+	return sysfs_create_bin_file(kernel_kobj, &perfctr_machines);
+}
+
+void perfctr_hide_machines(void)
+{
+	sysfs_remove_bin_file(kernel_kobj, &perfctr_machines);
+}

@@ -111,6 +111,9 @@ static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
 bool perfctr_allowed(const struct kvm *kvm);
 /* Returns a number that differs after a restoration or a new permission. */
 u64 perfctr_machine(struct kvm *kvm);
+/* Makes and removes the file in which the host's administrator sees machines. */
+int perfctr_show_machines(void);
+void perfctr_hide_machines(void);
 
 /* page.c */
 bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest);

@@ -39,11 +39,11 @@ static void cf_check revoke_here(void *data)
                             perfctr_core_of_domain(d), is_control_domain(d));
 }
 
-static void set_policy(struct domain *d, bool allowed)
+static void set_policy(struct domain *d, const struct perfctr_hv_domain *wanted)
 {
     perfctr_policy_change change =
         perfctr_core_set_policy(perfctr_driver(), perfctr_core_of_domain(d),
-                                is_control_domain(d), allowed);
+                                is_control_domain(d), wanted);
     struct vcpu *v;
 
     if ( change == PERFCTR_POLICY_CHANGE_NOTHING )
@@ -58,19 +58,37 @@ static void set_policy(struct domain *d, bool allowed)
     }
 }
 
-int perfctr_glue_set_policy(uint32_t domid, bool allowed)
+/* A domain that has ended stays in the list while anybody refers to it. */
+void perfctr_glue_list_domains(struct perfctr_hv_domains *answer)
 {
-    struct domain *d;
+    const struct domain *d;
+
+    rcu_read_lock(&domlist_read_lock);
+    for_each_domain(d)
+    {
+        if ( !d->is_dying )
+            perfctr_core_add_domain(perfctr_driver(), answer,
+                                    perfctr_core_of_domain(d), d->domain_id,
+                                    is_control_domain(d));
+    }
+    rcu_read_unlock(&domlist_read_lock);
+}
+
+int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
+{
+    domid_t domid = wanted->domid;
+    struct domain *d = NULL;
     int rc;
 
-    d = domid < DOMID_FIRST_RESERVED ? rcu_lock_domain_by_id(domid) : NULL;
+    if ( wanted->domid < DOMID_FIRST_RESERVED )
+        d = rcu_lock_domain_by_id(domid);
     if ( !d )
         return -ESRCH;
 
     /* A domain whose label denies it the use of a PMU cannot be allowed. */
-    rc = allowed ? xsm_pmu_op(XSM_OTHER, d, XENPMU_init) : 0;
+    rc = wanted->enabled ? xsm_pmu_op(XSM_OTHER, d, XENPMU_init) : 0;
     if ( !rc )
-        set_policy(d, allowed);
+        set_policy(d, wanted);
     rcu_unlock_domain(d);
     return rc;
 }

@@ -1,32 +1,40 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Access to the driver in KVM's module by the module's parameters.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use shared_abi::hypercall::HvQuery;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Domain, Driver};
+use super::{Domain, Driver, LISTING, Limits};
 use crate::error::Error;
 
 const PARAMETERS: &str = "/sys/module/kvm/parameters";
 /// The parameter that turns the driver on.  A KVM without the driver does not have it.
 pub(super) const OPTION: &str = "/sys/module/kvm/parameters/perfctr";
 
-/// Where the parameters are.
+/// The file in which the driver lists machines.
+const MACHINES: &str = "/sys/kernel/perfctr_domains";
+
+/// Where the driver's files are.
 #[derive(Debug)]
-pub(super) struct Kvm(PathBuf);
+pub(super) struct Kvm {
+    parameters: PathBuf,
+    machines: PathBuf,
+}
 
 impl Kvm {
     /// Finds the parameters.  Returns `None` if no module of KVM's contains the driver.
     pub(super) fn find() -> Option<Self> {
-        Path::new(OPTION).exists().then(|| Self(PARAMETERS.into()))
+        let files = || Self { parameters: PARAMETERS.into(), machines: MACHINES.into() };
+        Path::new(OPTION).exists().then(files)
     }
 
     fn read(&self, name: &str) -> io::Result<String> {
-        fs::read_to_string(self.0.join(name))
+        fs::read_to_string(self.parameters.join(name))
     }
 
     /// Asks the driver what it can do.  The parameter has one 64-bit word of the answer in each
@@ -40,26 +48,35 @@ impl Kvm {
         Driver::new(&query.map_err(|_| Error::Malformed("answer of KVM's driver"))?)
     }
 
-    pub(super) fn allow(&self, id: u32, allowed: bool) -> Result<(), Error> {
-        let name = if allowed { "perfctr_allow" } else { "perfctr_forbid" };
-        let written = fs::write(self.0.join(name), id.to_string());
+    /// Writes the process and its limits, or the process alone if it has none.
+    pub(super) fn allow_within(&self, id: u32, limits: Limits) -> Result<(), Error> {
+        let Limits { counters, overflows_per_ms } = limits;
+        self.write(
+            "perfctr_allow",
+            &match limits == Limits::default() {
+                true => id.to_string(),
+                false => format!("{id} {counters} {overflows_per_ms}"),
+            },
+        )
+    }
+
+    pub(super) fn forbid(&self, id: u32) -> Result<(), Error> {
+        self.write("perfctr_forbid", &id.to_string())
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), Error> {
+        let written = fs::write(self.parameters.join(name), text);
         written.map_err(Error::kernel("change what a virtual machine may do"))
     }
 
-    /// Lists the virtual machines.  The parameter has a process and 0 or 1 in each line.
+    /// Lists the virtual machines.  Whoever reads the file at an offset gets the machines of
+    /// processes from that number on.
     pub(super) fn domains(&self) -> Result<Vec<Domain>, Error> {
-        let text = self.read("perfctr_domains").map_err(Error::kernel("list virtual machines"))?;
-        let domain = |line: &str| {
-            let (id, allowed) = line.split_once(' ')?;
-            let allowed = match allowed {
-                "0" => false,
-                "1" => true,
-                _ => return None,
-            };
-            Some(Domain { id: id.parse().ok()?, allowed })
-        };
-        let domains: Option<_> = text.lines().map(domain).collect();
-        domains.ok_or(Error::Malformed("list of virtual machines"))
+        let file = File::open(&self.machines).map_err(Error::kernel(LISTING))?;
+        Domain::all(|answer| {
+            let first = answer.first;
+            file.read_exact_at(answer.as_mut_bytes(), first.into())
+        })
     }
 }
 
@@ -68,8 +85,9 @@ mod tests {
     use super::*;
     use shared_abi::WireCaps;
     use shared_abi::caps::{CAPS_SAMPLING, VENDOR_AMD};
+    use shared_abi::hypercall::{DOMAINS_MAX, HvDomains};
     use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
-    use zerocopy::IntoBytes;
+    use zerocopy::FromZeros;
 
     /// Parameters as files of a test.
     struct Files(Kvm);
@@ -79,11 +97,24 @@ mod tests {
             let name = format!("perfctr-{test}-{}", std::process::id());
             let directory = std::env::temp_dir().join(name);
             fs::create_dir_all(&directory).unwrap();
-            Self(Kvm(directory))
+            Self(Kvm { machines: directory.join("machines"), parameters: directory })
         }
 
         fn write(&self, name: &str, text: &str) {
-            fs::write(self.0.0.join(name), text).unwrap();
+            fs::write(self.0.parameters.join(name), text).unwrap();
+        }
+
+        /// Writes the driver's answer about machines from this number on.
+        fn list(&self, first: u32, all: &[(u32, u32)]) {
+            let mut answer = HvDomains { count: all.len() as u32, ..HvDomains::new_zeroed() };
+            for (domain, &(domid, enabled)) in answer.domain.iter_mut().zip(all) {
+                (domain.domid, domain.enabled) = (domid, enabled);
+                (domain.counters_max, domain.overflows_per_ms) = (enabled, domid % 5);
+            }
+            let mut how = File::options();
+            how.create(true).write(true).truncate(false);
+            let file = how.open(&self.0.machines).unwrap();
+            file.write_all_at(answer.as_bytes(), first.into()).unwrap();
         }
 
         fn query(&self, query: &HvQuery) {
@@ -96,7 +127,7 @@ mod tests {
 
     impl Drop for Files {
         fn drop(&mut self) {
-            fs::remove_dir_all(&self.0.0).unwrap();
+            fs::remove_dir_all(&self.0.parameters).unwrap();
         }
     }
 
@@ -136,23 +167,53 @@ mod tests {
             files.write("perfctr_query", text);
             assert!(matches!(files.0.driver(), Err(Error::Malformed(_))), "{text:?}");
         }
-        for text in ["1234\n", "1234 2\n", "-1 1\n", "1234 1\nx 0\n"] {
-            files.write("perfctr_domains", text);
-            assert!(matches!(files.0.domains(), Err(Error::Malformed(_))), "{text:?}");
-        }
     }
 
     #[test]
     fn machines_are_listed_allowed_and_forbidden_by_their_processes() {
         let files = Files::new("domains");
-        files.write("perfctr_domains", "");
+        files.list(0, &[]);
         assert_eq!(files.0.domains().unwrap(), []);
-        files.write("perfctr_domains", "1234 1\n7 0\n");
-        let expected = [(1234, true), (7, false)].map(|(id, allowed)| Domain { id, allowed });
+        files.list(0, &[(7, 0), (1234, 1)]);
+        let none = Limits::default();
+        let limits = |counters, overflows_per_ms| Limits { counters, overflows_per_ms };
+        let expected = [Domain::new(7, false, limits(0, 2)), Domain::new(1234, true, limits(1, 4))];
         assert_eq!(files.0.domains().unwrap(), expected);
-        files.0.allow(1234, true).unwrap();
-        files.0.allow(7, false).unwrap();
+        files.0.allow_within(7, limits(2, 9)).unwrap();
+        assert_eq!(files.0.read("perfctr_allow").unwrap(), "7 2 9");
+        files.0.allow_within(1234, none).unwrap();
+        files.0.forbid(7).unwrap();
         let read = |name| files.0.read(name).unwrap();
         assert_eq!([read("perfctr_allow"), read("perfctr_forbid")], ["1234", "7"]);
+    }
+
+    #[test]
+    fn any_number_of_machines_is_listed() {
+        let files = Files::new("many");
+        let all: Vec<_> = (1..=400).map(|n| (n * 1_000, u32::from(n % 3 == 0))).collect();
+        let mut first = 0;
+        for answer in all.chunks(DOMAINS_MAX) {
+            files.list(first, answer);
+            first = answer.last().unwrap().0 + 1;
+        }
+        let listed = files.0.domains().unwrap();
+        assert!(listed.iter().map(|d| (d.id, d.allowed.into())).eq(all), "{listed:?}");
+    }
+
+    #[test]
+    fn a_list_that_does_not_go_on_is_refused() {
+        let files = Files::new("stuck");
+        let malformed = || matches!(files.0.domains(), Err(Error::Malformed(_)));
+        let most = (0..DOMAINS_MAX as u32).map(|n| (1_000 + n, 1)).collect::<Vec<_>>();
+        files.list(0, &most);
+        files.list(most.last().unwrap().0 + 1, &[(5, 1)]);
+        assert!(malformed(), "a number that was not asked for");
+        files.list(0, &[(7, 1), (7, 1)]);
+        assert!(malformed(), "a number twice");
+        let answer = HvDomains { count: DOMAINS_MAX as u32 + 1, ..HvDomains::new_zeroed() };
+        fs::write(&files.0.machines, answer.as_bytes()).unwrap();
+        assert!(malformed(), "more than there is room for");
+        fs::write(&files.0.machines, &answer.as_bytes()[1..]).unwrap();
+        assert!(matches!(files.0.domains(), Err(Error::Kernel { .. })), "too short");
     }
 }

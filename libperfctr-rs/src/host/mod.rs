@@ -7,9 +7,12 @@ mod samples;
 mod symbols;
 mod xen;
 
-use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
+use std::io;
+
+use shared_abi::hypercall::{DOMAINS_MAX, FEATURE_ENABLED, HvDomains, HvQuery, OP_DOMAINS};
 use shared_abi::version::ABI_MAJOR;
 use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
+use zerocopy::FromZeros;
 
 use crate::error::Error;
 use crate::event::Event;
@@ -60,10 +63,58 @@ fn on_any_general_counter(driver: &Driver, event: Event) -> Result<CounterConfig
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Domain {
-    /// Its number, which is that of the process that has made it.
+    /// The domain's number on Xen, and the number of the process that has made the machine on KVM.
     pub id: u32,
     /// Whether it may count.
     pub allowed: bool,
+    /// The limits that the host has set for it alone.
+    pub limits: Limits,
+}
+
+/// What the host lets a single virtual machine use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The most counters that each virtual CPU may have loaded, or 0 for as many as there are.  The
+    /// machine gets the general counters first, and then the fixed ones.
+    pub counters: u32,
+    /// The most overflows of each virtual CPU that interrupt in a millisecond, or 0 for as many as
+    /// the host lets any machine have.
+    pub overflows_per_ms: u32,
+}
+
+const LISTING: &str = "list virtual machines";
+
+impl Domain {
+    /// Makes the description of a virtual machine.
+    pub const fn new(id: u32, allowed: bool, limits: Limits) -> Self {
+        Self { id, allowed, limits }
+    }
+
+    /// Asks again and again for those after the last one, until there are no more.
+    fn all(ask: impl Fn(&mut HvDomains) -> io::Result<()>) -> Result<Vec<Self>, Error> {
+        let (mut all, mut next) = (Vec::new(), 0);
+        loop {
+            let mut answer = HvDomains { first: next, ..HvDomains::new_zeroed() };
+            ask(&mut answer).map_err(Error::kernel(LISTING))?;
+            let count = answer.count as usize;
+            let domains = answer.domain.get(..count).ok_or(Error::Malformed("list of domains"))?;
+            for domain in domains {
+                if domain.domid < next {
+                    return Err(Error::Malformed("list of domains"));
+                }
+                let limits = Limits {
+                    counters: domain.counters_max,
+                    overflows_per_ms: domain.overflows_per_ms,
+                };
+                all.push(Self::new(domain.domid, domain.enabled != 0, limits));
+                let Some(after) = domain.domid.checked_add(1) else { return Ok(all) };
+                next = after;
+            }
+            if count < DOMAINS_MAX {
+                return Ok(all);
+            }
+        }
+    }
 }
 
 /// Access to a host's driver, in either hypervisor.
@@ -117,22 +168,43 @@ impl Host {
     pub fn allow(&self, id: u32, allowed: bool) -> Result<(), Error> {
         match &self.0 {
             Hypervisor::Xen(xen) => xen.allow(id, allowed),
-            Hypervisor::Kvm(kvm) => kvm.allow(id, allowed),
+            Hypervisor::Kvm(kvm) if allowed => kvm.allow_within(id, Limits::default()),
+            Hypervisor::Kvm(kvm) => kvm.forbid(id),
         }
     }
 
-    /// Lists the virtual machines.  Returns `None` on Xen: its toolstack lists the domains, and its
-    /// driver has no request that says which of them may count.
+    /// Lets a virtual machine count within limits of its own, in place of those that it had.
+    ///
+    /// The guest's kernel module learns of a limit of counters when it is loaded.  A guest that
+    /// loads more later gets `ESTALE`, until its module is loaded anew.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `E2BIG` there are more than fit in an
-    /// answer. [`Error::Malformed`].
-    pub fn domains(&self) -> Result<Option<Vec<Domain>>, Error> {
+    /// Those of [`allow`](Self::allow); `EINVAL` if there are limits, and the driver is one of
+    /// before ABI 2.8.
+    pub fn allow_within(&self, id: u32, limits: Limits) -> Result<(), Error> {
         match &self.0 {
-            Hypervisor::Xen(_) => Ok(None),
-            Hypervisor::Kvm(kvm) => kvm.domains().map(Some),
+            Hypervisor::Xen(xen) => xen.allow_within(id, limits),
+            Hypervisor::Kvm(kvm) => kvm.allow_within(id, limits),
         }
+    }
+
+    /// Lists the virtual machines in the order of their numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `EINVAL` the driver is one of before ABI
+    /// 2.8. [`Error::Malformed`].
+    pub fn domains(&self) -> Result<Vec<Domain>, Error> {
+        match &self.0 {
+            Hypervisor::Xen(xen) => Domain::all(|answer| xen.call(OP_DOMAINS, answer)),
+            Hypervisor::Kvm(kvm) => kvm.domains(),
+        }
+    }
+
+    /// Returns whether the host's hypervisor is Xen.
+    pub fn is_xen(&self) -> bool {
+        matches!(self.0, Hypervisor::Xen(_))
     }
 
     /// Has an event accounted to the virtual CPUs that execute it.  This is for Xen.

@@ -15,8 +15,8 @@ use shared_abi::hypercall::{
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::Driver;
 use super::symbols::{self, Symbol};
+use super::{Driver, Limits};
 use crate::error::Error;
 
 pub(super) const PRIVCMD: &str = "/dev/xen/privcmd";
@@ -89,8 +89,17 @@ impl Xen {
     /// [`Error::Kernel`]: `ESRCH` there is no such domain, `EPERM` this is not the control domain,
     /// and those of [`driver`](Self::driver).
     pub fn allow(&self, domid: u32, allowed: bool) -> Result<(), Error> {
-        let mut argument = HvDomain { domid, enabled: allowed.into(), reserved: 0 };
-        self.call(OP_DOMAIN, &mut argument).map_err(Error::kernel("change what a domain may do"))
+        let enabled = allowed.into();
+        self.decide(HvDomain { domid, enabled, ..HvDomain::default() })
+    }
+
+    pub(super) fn allow_within(&self, domid: u32, limits: Limits) -> Result<(), Error> {
+        let Limits { counters: counters_max, overflows_per_ms } = limits;
+        self.decide(HvDomain { domid, enabled: 1, counters_max, overflows_per_ms })
+    }
+
+    fn decide(&self, mut wanted: HvDomain) -> Result<(), Error> {
+        self.call(OP_DOMAIN, &mut wanted).map_err(Error::kernel("change what a domain may do"))
     }
 
     /// Asks the driver how many interrupts of counters it has handled since the host has booted, on

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use guest_kmod::restore::Restoration;
 use hv_driver::{Demand, Pcpu, Policy};
 use shared_abi::ThreadPage;
+use shared_abi::hypercall::HvDomain;
 
 use crate::choice::Chooser;
 use crate::contention::Contention;
@@ -80,7 +81,9 @@ pub fn build(
         trace,
     };
     for domain in &machine.domains {
-        domain.policy.set(&machine.driver, false, domain.allowed.get());
+        let enabled = domain.allowed.get().into();
+        let wanted = HvDomain { enabled, ..HvDomain::default() };
+        domain.policy.set(&machine.driver, false, &wanted);
     }
     machine.agents = agents(&machine, fibers);
     machine

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use hv_driver::guest::Rings;
 use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Guest, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
+use hv_driver::{Guest, Limits, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
 use shared_abi::hypercall::{
-    HOST_OPS, HvAccounting, HvAccounts, HvProfile, HvSamples, HvStats, OP_GO_ON, OP_LOAD,
-    OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    HOST_OPS, HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvStats,
+    OP_GO_ON, OP_LOAD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -535,7 +535,8 @@ impl Machine {
         let domain = &self.domains[index];
         let allowed = !domain.allowed.get();
         domain.allowed.set(allowed);
-        let change = domain.policy.set(&self.driver, false, allowed);
+        let wanted = HvDomain { enabled: allowed.into(), ..HvDomain::default() };
+        let change = domain.policy.set(&self.driver, false, &wanted);
         if change == PolicyChange::Revoke {
             domain.forbidden.set(domain.forbidden.get() + 1);
             for cpu in &self.cpus {
@@ -676,8 +677,8 @@ impl<'a> Caller for Hypercall<'a> {
         if permission == Permission::ControlHost { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    fn is_allowed(&self) -> bool {
-        self.machine.driver.allows(&self.domain().policy, false)
+    fn limits(&self) -> Option<Limits> {
+        self.machine.driver.limits(&self.domain().policy, false)
     }
 
     fn machine(&self) -> u64 {
@@ -695,20 +696,20 @@ impl<'a> Caller for Hypercall<'a> {
         self.machine.on_cpu(work)
     }
 
-    fn on_vcpu<R>(
-        &mut self,
-        work: impl FnOnce(&mut ThisCpu<'_, Hardware<'a>>, &mut DriverVcpu, &VcpuPage, bool) -> R,
-    ) -> Option<R> {
-        let allowed = self.is_allowed();
+    fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
+    where
+        W: FnOnce(&mut ThisCpu<'_, Hardware<'a>>, &mut DriverVcpu, &VcpuPage, Option<Limits>) -> R,
+    {
+        let limits = self.limits();
         let registered = &mut *self.vcpu().registered.borrow_mut();
         let (core, page) = registered.as_mut()?;
         let page = self.machine.page(*page);
-        Some(self.machine.on_cpu(|cpu| work(cpu, core, page, allowed)))
+        Some(self.machine.on_cpu(|cpu| work(cpu, core, page, limits)))
     }
 
     fn take_counters(&mut self) -> Result<(), Errno> {
         // One that is forbidden to count, or has no page, gets the error for that.
-        if self.vcpu().registered.borrow().is_none() || !self.is_allowed() {
+        if self.vcpu().registered.borrow().is_none() || self.limits().is_none() {
             return Ok(());
         }
         self.machine.take_counters(self.index)
@@ -728,7 +729,7 @@ impl<'a> Caller for Hypercall<'a> {
             id: vcpu.id,
             domain: domain.serial.get(),
             guest: *guest,
-            allowed: self.is_allowed(),
+            allowed: self.limits().is_some(),
         };
         let core = machine.on_cpu(|cpu| {
             let mut core = DriverVcpu::register(cpu, page_of, &who, left.as_ref());
@@ -763,8 +764,12 @@ impl<'a> Caller for Hypercall<'a> {
         }
     }
 
-    fn set_policy(&mut self, _: u32, _: bool) -> Result<(), Errno> {
+    fn set_policy(&mut self, _: &HvDomain) -> Result<(), Errno> {
         Err(Errno::SRCH)
+    }
+
+    fn list_domains(&mut self, _: &mut HvDomains) {
+        unreachable!("no domain here may ask")
     }
 
     fn add_stats(&mut self, total: &mut HvStats) {

@@ -14,8 +14,10 @@ use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
-use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvStats, OP_DOMAIN, OP_STATS};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use shared_abi::hypercall::{
+    HYPERCALL_NUMBER, HvDomain, HvDomains, HvStats, OP_DOMAIN, OP_DOMAINS, OP_STATS,
+};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::host::{self, Host};
 use crate::raw::{Argument, Refusal};
@@ -353,8 +355,29 @@ impl Xen {
     ///
     /// There is no such domain.
     pub fn allow(&self, domain: u16, enabled: bool) -> Result<(), Refusal> {
-        let mut argument = HvDomain { domid: domain.into(), enabled: enabled.into(), reserved: 0 };
-        self.perfctr_op(OP_DOMAIN, Argument::of(&mut argument), size_of::<HvDomain>() as u32)
+        let (domid, enabled) = (domain.into(), enabled.into());
+        self.decide(HvDomain { domid, enabled, ..HvDomain::default() })
+    }
+
+    /// Allows a domain to count within limits, or forbids it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such domain, or what is wanted makes no sense.
+    pub fn decide(&self, mut wanted: HvDomain) -> Result<(), Refusal> {
+        self.perfctr_op(OP_DOMAIN, Argument::of(&mut wanted), size_of::<HvDomain>() as u32)
+    }
+
+    /// Returns the host's domains, if they fit in one answer.
+    ///
+    /// # Errors
+    ///
+    /// This is not the control domain.
+    pub fn domains(&self) -> Result<Vec<HvDomain>, Refusal> {
+        let mut answer = HvDomains::new_zeroed();
+        let length = size_of::<HvDomains>() as u32;
+        self.perfctr_op(OP_DOMAINS, Argument::of(&mut answer), length)?;
+        Ok(answer.domain[..answer.count as usize].to_vec())
     }
 
     /// Returns what the driver has done since boot.

@@ -43,8 +43,9 @@ pub fn list(process: Pid) -> Result<Vec<u64>> {
         let allowed = domain["allowed"].as_bool().with_context(|| domain.to_string())?;
         ensure!(domain["name"] == NAME, "{domain}");
         let answer = if allowed { "yes" } else { "no" };
-        let row = [id.to_string(), answer.to_owned(), NAME.to_owned()];
-        let has = text.lines().any(|line| line.split_whitespace().eq(&row));
+        ensure!(domain["verified"] == true, "{domain}");
+        let row = [&id.to_string(), answer, "-", "-", NAME];
+        let has = text.lines().any(|line| line.split_whitespace().eq(row));
         ensure!(has, "no line {row:?} in {text}");
         let own = id == i64::from(process.as_raw());
         all.extend([own, allowed].map(u64::from));

@@ -4,11 +4,11 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    BRANCHES_KINDS, BRANCHES_USER, HOST_OPS, HvAccounting, HvBranches, HvDomain, HvLoad, HvPlace,
-    HvProfile, HvQuery, HvRecord, HvRegister, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
-    OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ,
-    OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP,
-    OP_UNREGISTER,
+    BRANCHES_KINDS, BRANCHES_USER, HOST_OPS, HvAccounting, HvBranches, HvDomain, HvDomains, HvLoad,
+    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvStats, OP_ACCOUNTS_READ,
+    OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD,
+    OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER,
+    OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -58,7 +58,7 @@ pub fn refuse(bench: &mut Bench, host: &dyn Host) {
 }
 
 fn arguments(bench: &mut Bench, host: &dyn Host) {
-    for op in [17, 255, u32::MAX] {
+    for op in [18, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             host.perfctr_op(op, Argument::Null, 0)
         });
@@ -104,7 +104,12 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
         let place = HvPlace { slot: MAX_SLOTS as u32, ..HvPlace::default() };
         call(host, OP_PLACE, place, size_of::<HvPlace>())
     });
-    let domain = HvDomain { domid: NO_DOMAIN, enabled: 1, reserved: 0 };
+    domains(bench, host);
+}
+
+/// Tests the calls about who may count.
+fn domains(bench: &mut Bench, host: &dyn Host) {
+    let domain = HvDomain { domid: NO_DOMAIN, enabled: 1, ..HvDomain::default() };
     bench.refused("allowing no domain", of(host, OP_DOMAIN, Refusal::ESRCH), || {
         call(host, OP_DOMAIN, domain, size_of::<HvDomain>())
     });
@@ -112,13 +117,21 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
         "forbidding a domain whose number has 17 bits",
         of(host, OP_DOMAIN, Refusal::ESRCH),
         || {
-            let domain = HvDomain { domid: 0x1_0000, enabled: 0, reserved: 0 };
+            let domain = HvDomain { domid: 0x1_0000, ..HvDomain::default() };
             call(host, OP_DOMAIN, domain, size_of::<HvDomain>())
         },
     );
     bench.refused("allowing a domain twice over", of(host, OP_DOMAIN, Refusal::EINVAL), || {
-        call(host, OP_DOMAIN, HvDomain { domid: 0, enabled: 2, reserved: 0 }, size_of::<HvDomain>())
+        call(host, OP_DOMAIN, HvDomain { enabled: 2, ..HvDomain::default() }, size_of::<HvDomain>())
     });
+    bench.refused(
+        "limits of a domain that is forbidden",
+        of(host, OP_DOMAIN, Refusal::EINVAL),
+        || {
+            let domain = HvDomain { overflows_per_ms: 7, ..HvDomain::default() };
+            call(host, OP_DOMAIN, domain, size_of::<HvDomain>())
+        },
+    );
 }
 
 /// Tests the calls about branches, which this host does not record.
@@ -138,6 +151,7 @@ fn lengths(bench: &mut Bench, host: &dyn Host) {
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
         ("going on", OP_GO_ON, size_of::<HvRegister>()),
         ("domain", OP_DOMAIN, size_of::<HvDomain>()),
+        ("domains", OP_DOMAINS, size_of::<HvDomains>()),
         ("statistics", OP_STATS, size_of::<HvStats>()),
         ("place", OP_PLACE, size_of::<HvPlace>()),
         ("load", OP_LOAD, HvLoad::bytes(1)),
@@ -176,6 +190,7 @@ fn pointers(bench: &mut Bench, host: &dyn Host) {
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
         ("going on", OP_GO_ON, size_of::<HvRegister>()),
         ("domain", OP_DOMAIN, size_of::<HvDomain>()),
+        ("domains", OP_DOMAINS, size_of::<HvDomains>()),
         ("statistics", OP_STATS, size_of::<HvStats>()),
         ("place", OP_PLACE, size_of::<HvPlace>()),
         ("load", OP_LOAD, HvLoad::bytes(1)),

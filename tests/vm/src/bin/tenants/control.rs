@@ -18,7 +18,7 @@ use vm_tests::toolstack::{self, Kind, Tenant, Tsc};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::counting::{self, Domain};
-use crate::{events, storm};
+use crate::{events, limited, storm};
 
 /// Physical CPUs that both domains share.
 const PCPUS: u32 = 2;
@@ -75,6 +75,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         together(&mut tally, &host, Kind::Pv, Past::None)?;
         emulated(&mut tally, &host)?;
+        limited::control(&mut tally, &host)?;
         vicissitudes(&mut tally, &host)?;
         storm::run(&mut tally, &host, options.rate)?;
     }

@@ -13,6 +13,7 @@ mod events;
 mod frames;
 mod held;
 mod inside;
+mod limited;
 mod peek;
 mod registers;
 mod roam;

@@ -22,7 +22,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{hear, live, say};
 
 use crate::counting::{self, Domain};
-use crate::{bench, demo, events, frames, held, inside, peek, roam, samples, successor};
+use crate::{bench, demo, events, frames, held, inside, limited, peek, roam, samples, successor};
 
 /// The period of the storm's samples. Unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -51,6 +51,8 @@ pub enum Role {
     },
     /// Names frames as its vCPU's page, as it is told to.
     Frames,
+    /// Says what it may use, counts, and counts until it may not go on with what it has loaded.
+    Limited,
     /// Tests its kernel's counts, and its module.
     Inside {
         /// How often the module is unloaded.
@@ -122,6 +124,7 @@ fn act(role: &Role) -> Result<()> {
             travel()
         }
         Role::Frames => frames::tenant(),
+        Role::Limited => limited::tenant(),
         Role::Inside { reloads } => inside::tenant(reloads),
         Role::Roam => roam::tenant(),
         Role::Successor => successor::tenant(),

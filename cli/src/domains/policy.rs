@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Decides which machines to let in, by the file of `perfctr domains apply`.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail, ensure};
+use perfctr::host::Limits;
+
+use super::names::Name;
+
+/// The machines that a file's text lets count.
+#[derive(Default)]
+pub struct Policy {
+    /// The machines that were there and named at the last call, with their limits. All of them have
+    /// been let in.
+    known: HashMap<u32, Limits>,
+}
+
+impl Policy {
+    /// Returns the machines that are to be let in now, with their limits. These are named in
+    /// `text`, one in each line, and were not known with these limits at the call before: they have
+    /// started since, or their lines were added or changed.
+    ///
+    /// Only a name that is verified lets a machine in.
+    ///
+    /// # Errors
+    ///
+    /// A line says what is wrong with a limit. Nobody is let in then.
+    pub fn newcomers(
+        &mut self,
+        text: &str,
+        names: &HashMap<u32, Name>,
+    ) -> Result<Vec<(u32, Limits)>> {
+        let mut listed = HashMap::new();
+        for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+            if !line.is_empty() && !line.starts_with('#') {
+                let (name, limits) = parse(line).with_context(|| format!("line {number}"))?;
+                listed.insert(name, limits);
+            }
+        }
+        let limits = |name: &Name| listed.get(name.text.as_str()).filter(|_| name.verified);
+        let named = names.iter().filter_map(|(id, name)| Some((*id, *limits(name)?)));
+        let there: HashMap<u32, Limits> = named.collect();
+        let is_new = |(id, limits): &(u32, Limits)| self.known.get(id) != Some(limits);
+        let new = there.iter().map(|(id, limits)| (*id, *limits)).filter(is_new).collect();
+        self.known = there;
+        Ok(new)
+    }
+}
+
+/// Splits a line into a machine's name, which may contain blanks, and its limits.
+fn parse(line: &str) -> Result<(&str, Limits)> {
+    let (mut name, mut limits) = (line, Limits::default());
+    while let Some((before, word)) = name.rsplit_once(char::is_whitespace)
+        && let Some((key, value)) = word.split_once('=')
+    {
+        let limit = match key {
+            "counters" => &mut limits.counters,
+            "rate" => &mut limits.overflows_per_ms,
+            _ => bail!("found {word}, expected counters=N or rate=N"),
+        };
+        ensure!(*limit == 0, "found {key}= twice");
+        let number = value.parse().ok().filter(|number| *number != 0);
+        *limit = number.with_context(|| format!("found {word}, expected a number from 1 on"))?;
+        name = before.trim_end();
+    }
+    Ok((name, limits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Machines with these names.
+    fn called(all: &[(u32, &str)]) -> HashMap<u32, Name> {
+        let name = |text: &str| Name { text: text.to_owned(), verified: true };
+        all.iter().map(|&(id, text)| (id, name(text))).collect()
+    }
+
+    fn without_limits(new: Result<Vec<(u32, Limits)>>) -> Vec<u32> {
+        let id = |(id, limits)| {
+            assert_eq!(limits, Limits::default());
+            id
+        };
+        new.unwrap().into_iter().map(id).collect()
+    }
+
+    #[test]
+    fn a_machine_is_let_in_within_the_limits_of_its_line() {
+        let mut policy = Policy::default();
+        let machines = called(&[(7, "my shop"), (8, "web")]);
+        let mut limits = |text: &str| {
+            let mut new = policy.newcomers(text, &machines).unwrap();
+            new.sort_unstable_by_key(|(id, _)| *id);
+            new.iter().map(|(id, l)| (*id, l.counters, l.overflows_per_ms)).collect::<Vec<_>>()
+        };
+        let text = "my shop  rate=9 counters=2\nweb\tcounters=3\n";
+        assert_eq!(limits(text), [(7, 2, 9), (8, 3, 0)]);
+        assert_eq!(limits(text), []);
+        assert_eq!(limits("my shop rate=9\nweb counters=3\n"), [(7, 0, 9)], "they were changed");
+        assert_eq!(limits("my shop\nweb\n"), [(7, 0, 0), (8, 0, 0)], "they were removed");
+    }
+
+    #[test]
+    fn a_limit_that_is_none_is_named_with_its_line() {
+        let error = |line: &str| {
+            let text = format!("mail\n{line}\n");
+            let mut policy = Policy::default();
+            let error = policy.newcomers(&text, &called(&[(7, "mail")])).unwrap_err();
+            assert!(policy.known.is_empty());
+            format!("{error:#}")
+        };
+        for (line, expected) in [
+            ("web counters=0", "line 2: found counters=0, expected a number from 1 on"),
+            ("web rate=x", "line 2: found rate=x, expected a number from 1 on"),
+            ("web rate=1 rate=2", "line 2: found rate= twice"),
+            ("web counter=1", "line 2: found counter=1, expected counters=N or rate=N"),
+        ] {
+            assert_eq!(error(line), expected);
+        }
+    }
+
+    #[test]
+    fn a_policy_lets_each_machine_in_once() {
+        let mut policy = Policy::default();
+        let mut newcomers = |all: &[(u32, &str)]| {
+            let text = "# Of the shop.\n web\n\nmail \n#news\n";
+            let mut new = without_limits(policy.newcomers(text, &called(all)));
+            new.sort_unstable();
+            new
+        };
+        assert_eq!(newcomers(&[(7, "web"), (8, "news"), (9, "#news"), (10, "we")]), [7]);
+        assert_eq!(newcomers(&[(7, "web"), (11, "mail"), (12, "web")]), [11, 12]);
+        assert!(newcomers(&[(7, "web"), (11, "mail"), (12, "web")]).is_empty(), "nobody came");
+        assert!(newcomers(&[(11, "mail")]).is_empty());
+        assert_eq!(newcomers(&[(7, "web"), (11, "mail")]), [7], "another one with this number");
+    }
+
+    #[test]
+    fn a_policy_follows_its_file() {
+        let mut policy = Policy::default();
+        let machines = called(&[(7, "web"), (8, "mail")]);
+        assert_eq!(without_limits(policy.newcomers("web\n", &machines)), [7]);
+        assert_eq!(
+            without_limits(policy.newcomers("web\nmail\n", &machines)),
+            [8],
+            "a name was added"
+        );
+        assert!(
+            without_limits(policy.newcomers("mail\n", &machines)).is_empty(),
+            "a name was removed"
+        );
+        assert_eq!(
+            without_limits(policy.newcomers("mail\nweb\n", &machines)),
+            [7],
+            "it is there again"
+        );
+    }
+
+    #[test]
+    fn a_policy_lets_nobody_in_who_only_calls_itself_so() {
+        let mut policy = Policy::default();
+        let mut machines = called(&[(7, "web")]);
+        machines.get_mut(&7).unwrap().verified = false;
+        assert!(without_limits(policy.newcomers("web\n", &machines)).is_empty());
+        assert_eq!(
+            without_limits(policy.newcomers("web\n", &called(&[(7, "web")]))),
+            [7],
+            "it is root's now"
+        );
+    }
+}
