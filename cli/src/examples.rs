@@ -79,7 +79,9 @@ Examples:
   perfctr list
       Lists the events that every CPU has.
   perfctr list --all
-      Lists this CPU's own events as well, if libpfm4 is installed.";
+      Lists this CPU's own events as well, if libpfm4 is installed.
+  perfctr list --metrics --tables linux-source-6.1
+      Lists the metrics that the CPU's vendor has defined, from a source of Linux.";
 
 pub const RECORD: &str = "\
 Examples:
@@ -122,6 +124,8 @@ Examples:
       Prints what process 1234 counts in each second, until an interrupt.
   perfctr stat -M branches -- ./program
       Says how often the program branches, and how often the processor predicts that wrongly.
+  perfctr stat -M tma_frontend_bound:u -- ./program
+      Computes a metric of the CPU's vendor in user mode.
   perfctr stat -a -- sleep 10
       Counts everything that executes on all CPUs in ten seconds.
   perfctr stat -e {cycles:u,instructions:u},branches:u -- ./program

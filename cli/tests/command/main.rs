@@ -13,5 +13,6 @@ mod perf_data;
 mod record;
 mod repeatable;
 mod run;
+mod tables;
 mod together;
 mod words;
