@@ -104,7 +104,9 @@ fn a_processor_has_the_first_directory_whose_expression_is_its_whole_name() {
     }
     let error = folder("heading\na,b\n", &processor("a-b-c-d")).unwrap_err().to_string();
     assert!(error.starts_with("`a,b` found"), "{error}");
-    assert!("GenuineIntel-6".parse::<Processor>().unwrap_err().ends_with("such as GenuineIntel-6-55-4"));
+    assert!(
+        "GenuineIntel-6".parse::<Processor>().unwrap_err().ends_with("such as GenuineIntel-6-55-4")
+    );
 }
 
 #[test]
