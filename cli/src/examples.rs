@@ -91,6 +91,8 @@ Examples:
       Writes perf.data, which Linux's `perf report` and others read.
   perfctr record -g -p 1234 -- sleep 10
       Samples process 1234, which runs already, for ten seconds.
+  perfctr record -g -e cycles -a -- sleep 10
+      Samples all CPUs for ten seconds, user mode and the kernel.
   perfctr record --host -- sleep 10
       Samples a Xen host for ten seconds: the hypervisor and all domains.";
 
@@ -100,6 +102,8 @@ Examples:
       Shows how many samples each function has.
   perfctr report -s time,symbol
       Shows the same for each tenth of a second.
+  perfctr report --annotate work
+      Shows the instructions of the function `work` with their samples, and its lines of source.
   perfctr report -f flame-graph -o flames.svg
       Draws who called whom, for a browser.
   perfctr report -f perf -o perf.data

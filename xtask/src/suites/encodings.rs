@@ -61,8 +61,8 @@ const PROCESSORS: [&str; 33] = [
 ];
 /// Processors with libpfm4's names of their models, which call most events as the tables do.
 const NAMED_ALIKE: [(&str, &str); 3] = [
-    ("GenuineIntel-6-3C-3", "hsw"),
     ("GenuineIntel-6-5E-3", "skl"),
+    ("GenuineIntel-6-55-4", "skx"),
     ("GenuineIntel-6-8F-8", "spr"),
 ];
 

@@ -77,6 +77,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
         record::functions(&mut tally)?;
     }
     attached::intervals(&mut tally)?;
+    attached::in_the_kernel(&mut tally)?;
     of_the_kernel(&mut tally)?;
     ends(&mut tally)?;
     record::others(&mut tally)?;
