@@ -107,6 +107,7 @@ impl Code {
         places.frames = instructions.iter().map(frame).collect();
         let named = symbols::name(&places, |_| {});
         let (mut formatter, mut sources) = (GasFormatter::new(), Sources::default());
+        formatter.options_mut().set_branch_leading_zeros(false);
         let (mut text, mut before, mut shown) = (String::new(), String::new(), 0);
         for (instruction, named) in instructions.iter().zip(&named) {
             let line = named.line();

@@ -89,14 +89,14 @@ impl Chosen {
         Ok(chosen)
     }
 
-    /// Returns the events to count. Those of our groups are counted together; those of the vendor's
-    /// metrics may take turns, since some metrics need more counters than there are.
-    pub fn events(&self) -> Vec<Vec<Event>> {
+    /// Returns the events to count beside these. Those of our groups are counted together; those of
+    /// the vendor's metrics may take turns, since some metrics need more counters than there are.
+    pub fn events(&self, counted: &[Event]) -> Vec<Vec<Event>> {
         let mut groups: Vec<Vec<Event>> = self.groups.iter().map(|group| group.events()).collect();
         for (event, _) in self.of_vendor() {
-            let alone = vec![*event];
-            if !groups.contains(&alone) {
-                groups.push(alone);
+            let mut others = groups.iter().flatten().chain(counted);
+            if !others.any(|other| other == event) {
+                groups.push(vec![*event]);
             }
         }
         groups
@@ -106,10 +106,10 @@ impl Chosen {
         self.of_tables.iter().flat_map(|metric| &metric.formula).flat_map(|formula| &formula.events)
     }
 
-    /// Returns what an event is called: as in the vendor's tables, if it comes from them.
-    pub fn label(&self, event: Event) -> String {
+    /// Returns the vendor's name of an event that a metric needs.
+    pub fn label(&self, event: Event) -> Option<String> {
         let found = self.of_vendor().find(|(other, _)| *other == event);
-        found.map_or_else(|| event.to_string(), |(_, name)| name.clone())
+        found.map(|(_, name)| name.clone())
     }
 
     /// Returns what these counts mean together. A metric that is divided by 0 is left out.

@@ -160,9 +160,17 @@ impl Options {
     fn flattened(mut self) -> Result<Self> {
         self.chosen = Chosen::find(&self.metrics, self.tables.as_deref())?;
         self.groups = self.lists.iter().flat_map(|list| list.groups(self.unverified)).collect();
-        self.groups.extend(self.chosen.events());
+        self.groups.extend(self.chosen.events(&self.groups.concat()));
         self.event = self.groups.concat();
         Ok(self)
+    }
+
+    /// Returns what an event is called: as in the vendor's tables, if it was not asked for itself.
+    fn label(&self, event: Event) -> String {
+        let mut named = self.lists.iter().flat_map(|list| list.events(self.unverified));
+        let is_named = named.any(|named| named == event);
+        let of_table = self.chosen.label(event).filter(|_| !is_named);
+        of_table.unwrap_or_else(|| event.to_string())
     }
 
     fn target(&self) -> Target<'_> {

@@ -50,7 +50,7 @@ impl Summary {
     fn named(options: &Options, runs: &[Run]) -> Vec<Self> {
         let mut all = Self::all(&options.event, runs);
         for (summary, event) in all.iter_mut().zip(&options.event) {
-            summary.event = options.chosen.label(*event);
+            summary.event = options.label(*event);
         }
         all
     }
@@ -191,7 +191,7 @@ impl Intervals<'_> {
             // Estimates may fall.
             let value = count.value.saturating_sub(*before);
             *before = (*before).max(count.value);
-            let event = self.options.chosen.label(*event);
+            let event = self.options.label(*event);
             if self.options.csv {
                 format!("{seconds:.9},{value},,{event},,{:.2},,\n", count.share * 100.0)
             } else {

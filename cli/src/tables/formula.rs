@@ -43,7 +43,7 @@ enum Function {
 impl Function {
     fn apply(self, arguments: &[f64]) -> f64 {
         match (self, arguments) {
-            (Self::Ratio, &[_, by]) if by == 0.0 => 0.0,
+            (Self::Ratio, &[_, 0.0]) => 0.0,
             (Self::Ratio, &[of, by]) => of / by,
             (Self::Min, all) => all.iter().copied().fold(f64::INFINITY, f64::min),
             (Self::Max, all) => all.iter().copied().fold(f64::NEG_INFINITY, f64::max),

@@ -41,6 +41,14 @@ fn a_vendors_metric_is_counted_by_its_name() {
 }
 
 #[test]
+fn what_a_metric_needs_is_counted_once_by_the_name_that_was_asked_for() {
+    let said = with_tables("stat --csv --unverified -e r1c4:u -M Share:u true");
+    let lines: Vec<&str> = said.err.lines().collect();
+    assert_eq!((said.status, lines.len()), (0, 2), "{said:?}");
+    assert!(lines[0].contains(",r1c4:u,") && lines[1] == ",,,,,50.00,% Share", "{said:?}");
+}
+
+#[test]
 fn a_metric_that_cannot_be_computed_says_why() {
     let far = with_tables("stat -M Far true");
     assert_eq!(far.status, 125, "{far:?}");
