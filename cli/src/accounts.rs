@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use libc::pid_t;
 use perfctr::host::{Divided, Host, HostAccount, HostAccounts, IDLE_DOMAIN};
 use perfctr::{Error, Event};
 use serde::Serialize;
@@ -130,7 +131,7 @@ struct Counting<'a> {
 }
 
 impl Beside for Counting<'_> {
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
         self.accounts = Some(Accounts::start(self.events, self.find_names)?);
         Ok(())
     }

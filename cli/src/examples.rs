@@ -81,7 +81,9 @@ Examples:
   perfctr list
       Lists the events that every CPU has.
   perfctr list --all
-      Lists this CPU's own events as well, if libpfm4 is installed.";
+      Lists this CPU's own events as well, if libpfm4 is installed.
+  perfctr list --metrics --tables linux-source-6.1
+      Lists the metrics that the CPU's vendor has defined, from a source of Linux.";
 
 pub const RECORD: &str = "\
 Examples:
@@ -91,6 +93,8 @@ Examples:
       Writes perf.data, which Linux's `perf report` and others read.
   perfctr record -g -p 1234 -- sleep 10
       Samples process 1234, which runs already, for ten seconds.
+  perfctr record -g -e cycles -a -- sleep 10
+      Samples all CPUs for ten seconds, user mode and the kernel.
   perfctr record --host -- sleep 10
       Samples a Xen host for ten seconds: the hypervisor and all domains.";
 
@@ -100,6 +104,8 @@ Examples:
       Shows how many samples each function has.
   perfctr report -s time,symbol
       Shows the same for each tenth of a second.
+  perfctr report --annotate work
+      Shows the instructions of the function `work` with their samples, and its lines of source.
   perfctr report -f flame-graph -o flames.svg
       Draws who called whom, for a browser.
   perfctr report -f perf -o perf.data
@@ -124,6 +130,8 @@ Examples:
       Prints what process 1234 counts in each second, until an interrupt.
   perfctr stat -M branches -- ./program
       Says how often the program branches, and how often the processor predicts that wrongly.
+  perfctr stat -M tma_frontend_bound:u -- ./program
+      Computes a metric of the CPU's vendor in user mode.
   perfctr stat -a -- sleep 10
       Counts everything that executes on all CPUs in ten seconds.
   perfctr stat -e {cycles:u,instructions:u},branches:u -- ./program

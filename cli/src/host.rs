@@ -14,14 +14,13 @@ use perfctr::rdpmc::Hardware;
 use perfctr::{Error, Event};
 use shared_abi::read::Counters;
 
-use self::names::Kernel;
 use self::taker::{Taken, Taker};
 use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
 use crate::profile::{Frame, Layer, Module, Profile, Samples};
 use crate::text::harmless;
 
-pub use self::names::{Hypervisor, KernelList};
+pub use self::names::{Hypervisor, Kernel, KernelList};
 
 /// The domain whose kernel's functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;

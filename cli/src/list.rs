@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Implements `perfctr list`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::info::Here;
+use crate::tables::{Modes, Processor, Refusal, TableMetric, Tables};
 use crate::text::{document, print};
 
 /// The text below all events.
@@ -28,6 +30,20 @@ pub struct Options {
     /// Lists this CPU's own events as well, if libpfm4 is installed, which knows them.
     #[arg(short, long, conflicts_with = "events")]
     all: bool,
+    /// Lists the metrics of the processor's vendor in place of events, and says of each that cannot
+    /// be computed why that is. They come from the tables of Linux's perf, which are in any source
+    /// of Linux below tools/perf/pmu-events: on Debian in the package linux-source.
+    #[arg(short, long, conflicts_with_all = ["events", "all"])]
+    metrics: bool,
+    /// Reads the vendors' tables below this directory, which may be a source of Linux. Otherwise
+    /// they are looked for in the directory that PERFCTR_TABLES names, or else in
+    /// /usr/local/share/perfctr/pmu-events.
+    #[arg(long, value_name = "DIR", requires = "metrics")]
+    tables: Option<PathBuf>,
+    /// Lists the metrics of this processor in place of this machine's: vendor, family, and model
+    /// and stepping in hexadecimal digits, such as GenuineIntel-6-55-4.
+    #[arg(long, value_name = "CPU", requires = "metrics")]
+    cpu: Option<Processor>,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
@@ -90,8 +106,61 @@ fn explain(error: ParseEventError) -> String {
     }
 }
 
+/// A metric of the tables.
+#[derive(Debug, Serialize)]
+struct ListedMetric {
+    name: String,
+    groups: Vec<String>,
+    description: String,
+    /// The events that it needs, by the tables' names, with perf's.
+    events: Vec<(String, String)>,
+    /// The reason for which it cannot be computed, if it cannot.
+    refused: Option<Refusal>,
+}
+
+impl ListedMetric {
+    fn of(metric: TableMetric) -> Self {
+        let TableMetric { name, groups, description, .. } = metric;
+        let (events, refused) = match metric.formula {
+            Ok(formula) => (formula.events, None),
+            Err(refusal) => (Vec::new(), Some(refusal)),
+        };
+        let events = events.into_iter().map(|(event, name)| (name, event.to_string())).collect();
+        Self { name, groups, description, events, refused }
+    }
+
+    fn line(&self) -> String {
+        let can = self.refused.as_ref().map_or("yes".to_owned(), |why| format!("no: {why}"));
+        let groups = self.groups.join(",");
+        format!("{:<40} {can}\n    {}\n    groups: {groups}\n", self.name, self.description)
+    }
+}
+
+/// Lists the metrics of the tables.
+fn list_metrics(options: &Options) -> Result<()> {
+    let processor = options.cpu.clone().unwrap_or_else(Processor::here);
+    let tables = Tables::open(options.tables.as_deref(), processor.clone())?;
+    let metrics = tables.metrics(Modes::AsDefined).into_iter().map(ListedMetric::of);
+    let metrics: Vec<ListedMetric> = metrics.collect();
+    let directory = tables.directory.display().to_string();
+    if options.json {
+        let content = json!({
+            "cpu": processor.to_string(), "directory": directory, "metrics": metrics
+        });
+        return Ok(print(&document("perfctr list metrics", 1, &content)?)?);
+    }
+    let mut text = format!("metrics of {processor}, from {directory}\n");
+    text += &format!("{:<40} can be computed\n", "metric");
+    text.extend(metrics.iter().map(ListedMetric::line));
+    Ok(print(&text)?)
+}
+
 /// Runs `perfctr list`.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.metrics {
+        list_metrics(options)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let here = Here::find()?;
     let mut listed: Vec<Listed> = if options.events.is_empty() {
         Event::named().map(|event| Listed::of(&here, event.to_string(), None)).collect()

@@ -53,6 +53,13 @@ impl Live {
         }
     }
 
+    /// Returns a program with all that it starts, from its first instruction on. This process is to
+    /// execute it.
+    pub fn program(pid: pid_t) -> Self {
+        let watch = Watch::thread(pid.cast_unsigned()).inherit().from_exec();
+        Self { name: format!("process {pid}"), watch }
+    }
+
     /// Returns a process, with all threads and processes that it starts from now on.
     pub fn process(pid: pid_t) -> Self {
         let watch = Watch::process(pid.cast_unsigned()).inherit();

@@ -21,6 +21,7 @@ mod record;
 mod report;
 mod selftest;
 mod stat;
+mod tables;
 mod text;
 mod top;
 

@@ -157,7 +157,7 @@ pub struct Module {
     /// Where its code is. A place that is no file has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub code: Vec<Segment>,
-    /// Who executes it, in the profile of a host.
+    /// Who executes it, in the profile of a host; in that of programs only the kernel has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Layer>,
     /// The functions that have samples, in the order of their addresses, if no file names them.

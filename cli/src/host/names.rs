@@ -201,8 +201,9 @@ impl Functions {
         let known = parse(&fs::read(KALLSYMS).unwrap_or_default());
         if known.is_empty() {
             tell(format_args!(
-                "the kernel's functions stay without names: {KALLSYMS} has no addresses \
-                 (kernel.kptr_restrict)"
+                "the kernel's functions stay without names: {KALLSYMS} has no addresses for this \
+                 user; root sees them, and others after `sysctl kernel.kptr_restrict=0` if they \
+                 may sample the kernel"
             ));
         }
         Self::new(known)

@@ -15,7 +15,7 @@ use super::{
     feature, flag, perf, user_record,
 };
 use crate::elf::{self, Facts, to_hex};
-use crate::profile::{DEPTH_MAX, Frame, Machine, Module, Profile, Samples};
+use crate::profile::{DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples};
 use crate::text::harmless;
 
 /// The most events. Each is a profile of its own.
@@ -569,7 +569,11 @@ impl Sampled {
         let module = *self.modules.entry(place).or_insert_with(|| {
             modules.push(match place {
                 Place::File(file) => files[file].clone(),
-                Place::Named(name) => Module::new(name.as_ref(), Facts::default()),
+                Place::Named(name) => {
+                    let mut module = Module::new(name.as_ref(), Facts::default());
+                    module.layer = (name == KERNEL).then_some(Layer::Kernel);
+                    module
+                }
             });
             modules.len() as u32 - 1
         });

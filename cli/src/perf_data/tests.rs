@@ -102,6 +102,41 @@ fn what_is_written_can_be_read() {
     );
 }
 
+#[test]
+fn the_kernels_frames_stay_the_kernels() {
+    let mut written = profile();
+    let mut kernel = Module::new("[kernel]".as_ref(), Facts::default());
+    kernel.layer = Some(Layer::Kernel);
+    let at = 0xffff_ffff_8100_0010;
+    kernel.symbols = vec![Symbol { start: at, end: at + 0x20, name: "vfs_read".into() }];
+    written.event = "instructions".to_owned();
+    written.modules.push(kernel);
+    for address in [at, at + 1] {
+        written.frames.push(Frame { module: Some(2), address });
+    }
+    written.stacks[1].frames = vec![4, 5, 2];
+    let file = encode(std::slice::from_ref(&written)).unwrap();
+    let [read] = &*read(&file).unwrap() else { panic!() };
+    let of_kernel = |stack: &&Stack| {
+        let module = read.frames[stack.frames[0] as usize].module;
+        module.is_some_and(|module| read.modules[module as usize].layer == Some(Layer::Kernel))
+    };
+    let stack = read.stacks.iter().find(of_kernel).unwrap();
+    let place = |&frame: &u32| {
+        let Frame { module, address } = read.frames[frame as usize];
+        (read.modules[module.unwrap() as usize].path.as_str(), address)
+    };
+    let places: Vec<_> = stack.frames.iter().map(place).collect();
+    // A caller's address is taken for the one behind the call.
+    assert_eq!(places[..2], [("[kernel]", at), ("[kernel]", at)]);
+    assert_eq!(places[2].0, "[vdso]");
+    let (theirs, ..) = theirs(&file);
+    let [.., chain] = theirs.iter().find(|sample| sample.3 == at).map(|s| [&s.5]).unwrap();
+    let contexts = [perf::PERF_CONTEXT_KERNEL, perf::PERF_CONTEXT_USER];
+    assert_eq!([chain[0], chain[3]], contexts, "{chain:x?}");
+    record(&file, perf::PERF_RECORD_KSYMBOL);
+}
+
 /// A sample as the crate `linux-perf-data` finds it: time, process, thread, address, period and the
 /// words of the callers.
 type Theirs = (u64, u32, u32, u64, u64, Vec<u64>);

@@ -95,7 +95,7 @@ struct Writer<'a> {
     sample_type: u64,
     processes: BTreeMap<u32, Process>,
     spaces: HashMap<u32, Space<'a>>,
-    /// The hypervisor and the control domain's kernel.
+    /// The kernel; of a host, the hypervisor and the control domain's kernel.
     kernels: Vec<&'a Module>,
     /// The time of the last sample. Unit: ns.
     end: u64,
@@ -309,10 +309,14 @@ impl<'a> Writer<'a> {
         if self.has(perf::PERF_SAMPLE_CALLCHAIN) {
             // The callers' addresses are within their calls, and not behind them. perf, which does
             // not look before an address, so finds the function that has called.
-            body.u64(frames.len() as u64 + 1).u64(who::context(mode));
-            for (_, address) in &frames {
-                body.u64(*address);
+            // Before the first address of a mode there is a word that says so.
+            let mut chain = Vec::new();
+            for part in frames.chunk_by(|(one, _), (next, _)| one == next) {
+                chain.push(who::context(part[0].0));
+                chain.extend(part.iter().map(|(_, address)| address));
             }
+            body.u64(chain.len() as u64);
+            chain.into_iter().for_each(|word| _ = body.u64(word));
         }
         body.record(perf::PERF_RECORD_SAMPLE, mode)
     }
@@ -441,7 +445,7 @@ impl Features {
     }
 }
 
-/// Returns the modules of hosts' profiles whose functions perf takes for its own kernel's.
+/// Returns the modules whose functions perf takes for its own kernel's.
 fn kernels(profiles: &[Profile]) -> Vec<&Module> {
     let mut kernels = Vec::new();
     for profile in profiles {

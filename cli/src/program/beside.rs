@@ -13,8 +13,8 @@ use super::{LOOK, Signals, limits, status};
 
 /// An observation that stops nothing.
 pub trait Beside {
-    /// Begins it.
-    fn begin(&mut self) -> Result<()>;
+    /// Begins it. The command that is to be run meanwhile, if there is one, waits in this process.
+    fn begin(&mut self, command: Option<pid_t>) -> Result<()>;
 
     /// Is called about every 10 ms.
     fn tick(&mut self) -> Result<()>;
@@ -30,8 +30,9 @@ pub fn run(
 ) -> Result<(u8, Duration)> {
     let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
     limits::raise();
-    observer.begin()?;
-    let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
+    let first = child.as_ref().map(Child::pid);
+    observer.begin(first)?;
+    let start = Instant::now();
     let started = child.map(Child::go).transpose()?;
     let mut status = 0;
     while !signals.interrupted() && observed.is_none_or(lives) {

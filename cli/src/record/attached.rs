@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples what runs already. Nothing is stopped and gets no signal: the kernel writes samples into
-//! rings, so that whatever happens to this program, the others go on.
+//! Samples what runs already, and programs together with the kernel. Nothing is stopped and gets no
+//! signal: the kernel writes samples into rings, so that whatever happens to this program, the
+//! others go on.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,14 +39,21 @@ pub fn run(
     Ok((profiles, status))
 }
 
+/// The number of the threads that execute while there is nothing to execute.
+const IDLE: u32 = 0;
+
 struct Attached<'a> {
     target: Target<'a>,
     recording: Recording,
 }
 
 impl Beside for Attached<'_> {
-    fn begin(&mut self) -> Result<()> {
-        self.recording.begin(&Live::of(self.target)?)
+    fn begin(&mut self, command: Option<pid_t>) -> Result<()> {
+        let live = match (self.target, command) {
+            (Target::Program(_), Some(pid)) => vec![Live::program(pid)],
+            (target, _) => Live::of(target)?,
+        };
+        self.recording.begin(&live)
     }
 
     fn tick(&mut self) -> Result<()> {
@@ -130,7 +138,10 @@ impl Recording {
             for rings in rings {
                 while let Some(sample) = rings.take()? {
                     let frames = self.memory.frames(&sample);
-                    let name = || name(sample.tid as pid_t);
+                    let name = || match sample.tid {
+                        IDLE => "idle".to_owned(),
+                        tid => name(tid as pid_t),
+                    };
                     let thread = samples.thread(profile, sample.pid, sample.tid, name);
                     // Several periods may have ended at once.
                     let periods = (sample.period / profile.period).max(1);

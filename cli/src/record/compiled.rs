@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Names functions that processes have compiled at run time. Their compilers list them in a file,
-//! `/tmp/perf-PID.map`, in the form that Linux's perf has given it (`jit-interface.txt` in the
-//! kernel's `tools/perf/Documentation`): each line has a function's address, its size, both
-//! hexadecimal, and its name.
+//! Names functions that processes have compiled at run time, by what their compilers have written
+//! for Linux's perf. Both forms are described in the kernel's `tools/perf/Documentation`.
+//!
+//! - A list, `/tmp/perf-PID.map` (`jit-interface.txt`): each line has a function's address, its
+//!   size, both hexadecimal, and its name.
+//! - A dump, `jit-PID.dump` (`jitdump-specification.txt`), which has the code as well. The process
+//!   maps a part of it as if it were code, by which it is found.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{Read, Seek};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use linux_perf_data::jitdump::{
+    JitDumpHeader, JitDumpReader, JitDumpRecord, JitDumpRecordHeader, JitDumpRecordType,
+};
 
 use crate::elf::Facts;
 use crate::profile::{Module, Symbol};
@@ -15,31 +25,45 @@ use crate::program::status;
 
 /// The most of a list that is read. Unit: bytes.
 const BYTES_MAX: u64 = 64 << 20;
+/// The most of a dump that is read, which has the code of all functions. Unit: bytes.
+const DUMP_BYTES_MAX: u64 = 1 << 30;
 
 /// The code that a process has compiled.
 pub struct Compiled {
     process: u32,
     /// The list. It can still be read when the process has ended and has removed it.
-    list: File,
+    list: Option<File>,
+    /// The dump and its path.
+    dump: Option<(OsString, File)>,
     /// The addresses that were sampled.
     addresses: BTreeSet<u64>,
 }
 
+/// Returns whether a file that is mapped is a dump, by its name.
+pub fn is_dump(path: &OsStr) -> bool {
+    let name = Path::new(path).file_name().map_or(&[][..], OsStrExt::as_bytes);
+    name.starts_with(b"jit-") && name.ends_with(b".dump")
+}
+
 impl Compiled {
-    /// Opens a process's list, or returns `None` if it has none.
-    pub fn of(process: u32) -> Option<Self> {
+    /// Opens a process's list, and its dump if it has mapped one. Returns `None` if there is
+    /// neither.
+    pub fn of(process: u32, dump: Option<&OsStr>) -> Option<Self> {
         // A process in a container knows itself by another number, and has a /tmp of its own.
         let numbers = status(process.cast_signed(), "NSpid").unwrap_or_default();
         let own =
             numbers.split_whitespace().last().map_or(process, |n| n.parse().unwrap_or(process));
-        let path = format!("/proc/{process}/root/tmp/perf-{own}.map");
-        // Anybody can make anything of this name, for instance a pipe on which one would wait.
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let list = File::options().read(true).custom_flags(flags).open(path).ok()?;
-        let facts = list.metadata().ok()?;
-        let owner = fs::metadata(format!("/proc/{process}")).ok()?.uid();
-        let is_its_own = facts.is_file() && [owner, 0].contains(&facts.uid());
-        is_its_own.then_some(Self { process, list, addresses: BTreeSet::new() })
+        let list = open(process, format!("/tmp/perf-{own}.map").as_ref());
+        let mut compiled = Self { process, list, dump: None, addresses: BTreeSet::new() };
+        dump.into_iter().for_each(|path| compiled.dumps_to(path));
+        (compiled.list.is_some() || compiled.dump.is_some()).then_some(compiled)
+    }
+
+    /// Notes that the process has mapped this dump.
+    pub fn dumps_to(&mut self, path: &OsStr) {
+        if self.dump.is_none() {
+            self.dump = open(self.process, path).map(|file| (path.to_owned(), file));
+        }
     }
 
     /// Notes that code was executed at this address.
@@ -47,46 +71,122 @@ impl Compiled {
         self.addresses.insert(address);
     }
 
-    /// Returns it as a module, with the functions that were executed. The path is the one at which
-    /// perf looks for the list.
+    /// Returns it as a module, with the functions that were executed. The path is that of the dump,
+    /// or the one at which perf looks for the list.
     pub fn module(&mut self) -> Module {
-        let mut bytes = Vec::new();
+        let mut names = Names::of(&self.addresses);
         // What cannot be read names nothing.
-        self.list.rewind().ok();
-        (&self.list).take(BYTES_MAX).read_to_end(&mut bytes).ok();
-        let path = format!("/tmp/perf-{}.map", self.process);
-        let mut module = Module::new(path.as_ref(), Facts::default());
-        module.symbols = symbols(&String::from_utf8_lossy(&bytes), &self.addresses);
+        if let Some(mut list) = self.list.as_ref() {
+            let mut bytes = Vec::new();
+            list.rewind().ok();
+            list.take(BYTES_MAX).read_to_end(&mut bytes).ok();
+            names.add_list(&String::from_utf8_lossy(&bytes));
+        }
+        let mut path = OsString::from(format!("/tmp/perf-{}.map", self.process));
+        if let Some((of_dump, file)) = &self.dump {
+            let mut file = file;
+            file.rewind().ok();
+            names.add_dump(file);
+            path.clone_from(of_dump);
+        }
+        let mut module = Module::new(&path, Facts::default());
+        module.symbols = names.symbols();
         module
     }
 }
 
-/// Names these addresses by the list. Where functions overlap, the one compiled last counts, which
-/// is also the last one in the list.
-fn symbols(list: &str, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
-    let mut names: BTreeMap<u64, Option<&str>> =
-        addresses.iter().map(|&address| (address, None)).collect();
-    for (start, size, name) in list.lines().filter_map(function) {
-        for (_, named) in names.range_mut(start..start.saturating_add(size)) {
-            *named = Some(name);
-        }
-    }
-    let mut symbols: Vec<Symbol> = Vec::new();
-    let mut before = None;
-    for (start, name) in names {
-        let end = start.saturating_add(1);
-        match (symbols.last_mut(), name) {
-            // Neighbours are of one function if they have one name.
-            (Some(last), Some(_)) if before == name => last.end = end,
-            (_, Some(name)) => symbols.push(Symbol { start, end, name: name.to_owned() }),
-            (_, None) => {}
-        }
-        before = name;
-    }
-    symbols
+/// Opens a file of a process's, as the process names it.
+fn open(process: u32, path: &OsStr) -> Option<File> {
+    let mut place = OsString::from(format!("/proc/{process}/root"));
+    place.push(path);
+    // Anybody can make anything of this name, for instance a pipe on which one would wait.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags).open(place).ok()?;
+    let facts = file.metadata().ok()?;
+    let owner = fs::metadata(format!("/proc/{process}")).ok()?.uid();
+    let is_its_own = facts.is_file() && [owner, 0].contains(&facts.uid());
+    is_its_own.then_some(file)
 }
 
-/// Parses a line. Some compilers write numbers with the prefix `0x`.
+/// The names of addresses, of which those count that were given last: where functions overlap, that
+/// is the one compiled last.
+struct Names(BTreeMap<u64, Option<String>>);
+
+impl Names {
+    fn of(addresses: &BTreeSet<u64>) -> Self {
+        Self(addresses.iter().map(|&address| (address, None)).collect())
+    }
+
+    /// Names the addresses of a function.
+    fn add(&mut self, start: u64, size: u64, name: &str) {
+        for (_, named) in self.0.range_mut(start..start.saturating_add(size)) {
+            *named = Some(name.to_owned());
+        }
+    }
+
+    /// Adds the functions of a list.
+    fn add_list(&mut self, list: &str) {
+        for (start, size, name) in list.lines().filter_map(function) {
+            self.add(start, size, name);
+        }
+    }
+
+    /// Adds the functions of a dump, as far as it follows the rules of its format. Its writer may
+    /// not have come to its end.
+    fn add_dump(&mut self, mut file: impl Read + Seek) -> Option<()> {
+        let mut head = [0; JitDumpHeader::SIZE];
+        file.read_exact(&mut head).ok()?;
+        file.rewind().ok()?;
+        // The reader relies on a header that is no longer than its buffer.
+        let size = u32::from_le_bytes(head[8..12].try_into().ok()?);
+        let fits = (JitDumpHeader::SIZE as u32..1024).contains(&size);
+        let mut reader = fits.then(|| JitDumpReader::new(file.take(DUMP_BYTES_MAX)))?.ok()?;
+        let mut names = HashMap::new();
+        loop {
+            let header = reader.next_record_header().ok()??;
+            // It also relies on records that are no shorter than their headers.
+            (header.total_size as usize >= JitDumpRecordHeader::SIZE).then_some(())?;
+            let record = reader.next_record().ok()??;
+            let known = [JitDumpRecordType::JIT_CODE_LOAD, JitDumpRecordType::JIT_CODE_MOVE];
+            if !known.contains(&record.record_type) {
+                continue;
+            }
+            match record.parse().ok()? {
+                JitDumpRecord::CodeLoad(load) => {
+                    let name = load.function_name.as_slice();
+                    let name = String::from_utf8_lossy(&name).into_owned();
+                    self.add(load.code_addr, load.code_bytes.len() as u64, &name);
+                    names.insert(load.code_index, name);
+                }
+                JitDumpRecord::CodeMove(moved) => {
+                    if let Some(name) = names.get(&moved.code_index) {
+                        self.add(moved.new_code_addr, moved.code_size, name);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the functions that have addresses. Neighbours are of one function if they have one
+    /// name.
+    fn symbols(self) -> Vec<Symbol> {
+        let mut symbols: Vec<Symbol> = Vec::new();
+        let mut before = None;
+        for (start, name) in self.0 {
+            let end = start.saturating_add(1);
+            match (symbols.last_mut(), &name) {
+                (Some(last), Some(_)) if before == name => last.end = end,
+                (_, Some(name)) => symbols.push(Symbol { start, end, name: name.clone() }),
+                (_, None) => {}
+            }
+            before = name;
+        }
+        symbols
+    }
+}
+
+/// Parses a line of a list. Some compilers write numbers with the prefix `0x`.
 fn function(line: &str) -> Option<(u64, u64, &str)> {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let mut words = line.splitn(3, ' ');
@@ -104,6 +204,98 @@ mod tests {
 
     fn symbol(start: u64, end: u64, name: &str) -> Symbol {
         Symbol { start, end, name: name.to_owned() }
+    }
+
+    fn symbols(list: &str, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
+        let mut names = Names::of(addresses);
+        names.add_list(list);
+        names.symbols()
+    }
+
+    /// Returns a record of a dump.
+    fn record(kind: u32, body: &[u8]) -> Vec<u8> {
+        let size = (JitDumpRecordHeader::SIZE + body.len()) as u32;
+        let head = [kind, size].map(u32::to_le_bytes).concat();
+        [&head[..], &7_u64.to_le_bytes(), body].concat()
+    }
+
+    /// Returns the record of a function that was compiled.
+    fn load(address: u64, size: usize, index: u64, name: &str) -> Vec<u8> {
+        let numbers = [address, address, size as u64, index].map(u64::to_le_bytes).concat();
+        let body = [&[1; 8], &numbers[..], name.as_bytes(), &[0], &vec![0x90; size]].concat();
+        record(0, &body)
+    }
+
+    /// Returns a dump of these records. Its header has a size of its own.
+    fn dump(records: &[Vec<u8>]) -> Vec<u8> {
+        let size = 48;
+        let mut bytes = [&b"DTiJ"[..], &[1_u32, size].map(u32::to_le_bytes).concat()].concat();
+        bytes.resize(size as usize, 0);
+        bytes.extend(records.concat());
+        bytes
+    }
+
+    fn dumped(bytes: &[u8], addresses: &[u64]) -> Vec<Symbol> {
+        let mut names = Names::of(&addresses.iter().copied().collect());
+        names.add_dump(std::io::Cursor::new(bytes));
+        names.symbols()
+    }
+
+    #[test]
+    fn a_dump_names_what_was_compiled_and_moved() {
+        let moved = [0, 0x10, 0x400, 0x20, 5].map(u64::to_le_bytes).concat();
+        let bytes = dump(&[
+            load(0x10, 0x20, 5, "hot /srv/app.js:7"),
+            record(2, &[0xff; 24]),
+            load(0x100, 0x8, 6, "cold"),
+            record(1, &[&[1; 8], &moved[..]].concat()),
+            load(0x18, 0x4, 7, "new"),
+            record(3, &[]),
+        ]);
+        let found = dumped(&bytes, &[0x10, 0x18, 0x1b, 0x1c, 0x30, 0x107, 0x108, 0x41f]);
+        let expected = [
+            symbol(0x10, 0x11, "hot /srv/app.js:7"),
+            symbol(0x18, 0x1c, "new"),
+            symbol(0x1c, 0x1d, "hot /srv/app.js:7"),
+            symbol(0x107, 0x108, "cold"),
+            symbol(0x41f, 0x420, "hot /srv/app.js:7"),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_dump_that_breaks_off_or_breaks_rules_names_what_is_before() {
+        let whole = dump(&[load(0x10, 8, 1, "a"), load(0x20, 8, 2, "b")]);
+        let names = |bytes: &[u8]| dumped(bytes, &[0x10, 0x20]).len();
+        assert_eq!(names(&whole), 2);
+        for end in 0..whole.len() {
+            assert!(names(&whole[..end]) < 2, "{end} bytes");
+        }
+        let mut short = dump(&[load(0x10, 8, 1, "a"), record(0, &[]), load(0x20, 8, 2, "b")]);
+        let at = 48 + load(0x10, 8, 1, "a").len() + 4;
+        short[at..at + 4].copy_from_slice(&15_u32.to_le_bytes());
+        assert_eq!(names(&short), 1, "a record that is shorter than its header");
+        for size in [0, 39, 4_096, u32::MAX] {
+            let mut header = whole.clone();
+            header[8..12].copy_from_slice(&size.to_le_bytes());
+            assert_eq!(names(&header), 0, "a header of {size} bytes");
+        }
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..2_000 {
+            let mut spoilt = whole.clone();
+            let at = random.usize(..spoilt.len());
+            spoilt[at] = random.u8(..);
+            names(&spoilt);
+        }
+    }
+
+    #[test]
+    fn a_dump_is_known_by_its_name() {
+        for (path, expected) in
+            [("/a/jit-7.dump", true), ("/jit-/a.dump", false), ("/a/jit-7.dump.txt", false)]
+        {
+            assert_eq!(is_dump(path.as_ref()), expected, "{path}");
+        }
     }
 
     #[test]
@@ -146,15 +338,15 @@ mod tests {
         let own = std::process::id();
         let list = List(format!("/tmp/perf-{own}.map").into());
         fs::remove_file(&list.0).ok();
-        assert!(Compiled::of(own).is_none(), "there is none");
+        assert!(Compiled::of(own, None).is_none(), "there is none");
         assert!(Command::new("mkfifo").arg(&list.0).status().unwrap().success());
-        assert!(Compiled::of(own).is_none(), "a pipe is not waited for");
+        assert!(Compiled::of(own, None).is_none(), "a pipe is not waited for");
         fs::remove_file(&list.0).unwrap();
         symlink("/etc/passwd", &list.0).unwrap();
-        assert!(Compiled::of(own).is_none(), "a link leads elsewhere");
+        assert!(Compiled::of(own, None).is_none(), "a link leads elsewhere");
         fs::remove_file(&list.0).unwrap();
         fs::write(&list.0, "10 20 f\n").unwrap();
-        let mut compiled = Compiled::of(own).unwrap();
+        let mut compiled = Compiled::of(own, None).unwrap();
         compiled.executes(0x18);
         drop(list);
         let module = compiled.module();

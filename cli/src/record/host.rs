@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use anyhow::Result;
+use libc::pid_t;
 use perfctr::host::Places;
 use perfctr::{Error, Event};
 
@@ -68,7 +69,7 @@ struct Recording<'a> {
 }
 
 impl Beside for Recording<'_> {
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
         self.collector.begin(self.event, self.cpus.map(|cpus| &*cpus.0), self.places)
     }
 

@@ -6,7 +6,8 @@
 //! finds it stopped.  The tracer notes where it is, discards the signal, and lets counter and
 //! thread continue. The program notices none of this, and nothing of it is counted.
 //!
-//! What runs already is not traced: the kernel writes its samples into rings. A Xen host is sampled
+//! What runs already is not traced: the kernel writes its samples into rings. So it does with
+//! programs that are sampled in the kernel, too, where no tracer finds them. A Xen host is sampled
 //! by the hypervisor in the same way.
 
 pub mod attached;
@@ -33,15 +34,15 @@ use crate::info::Here;
 use crate::perf_data;
 use crate::profile::{Machine, Place, Profile};
 use crate::program::tracer::{self, Followed};
-use crate::program::{Signals, Target};
+use crate::program::{LOOK, Signals, Target};
 use crate::text::{counted, tell};
 
 /// The options of `perfctr record`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Samples by these events in user mode, separated by commas. Each has a profile of its own. A
-    /// host is sampled by one event, in all modes, in Xen's ring 0 only (`cycles:k`) or outside of
-    /// it (`cycles:u`).
+    /// Samples by these events, separated by commas: in user mode (`cycles:u`), in the kernel
+    /// (`cycles:k`), or in both (`cycles`). Each has a profile of its own. A host is sampled by one
+    /// event, in all modes, in Xen's ring 0 only (`cycles:k`) or outside of it (`cycles:u`).
     #[arg(
         short = 'e',
         long = "event",
@@ -138,7 +139,7 @@ impl Options {
     fn events(&self) -> Result<Vec<Event>> {
         let events = self.lists.iter().flat_map(|list| list.events(self.unverified));
         let events: Vec<Event> = events.map(|event| every(event, self.count)).collect();
-        events.iter().try_for_each(|event| check_event(event, self.host))?;
+        events.iter().try_for_each(check_event)?;
         Ok(events)
     }
 
@@ -157,25 +158,28 @@ impl Options {
     }
 }
 
-/// Fails unless a host, or else programs, can be sampled by this event.
-pub fn check_event(event: &Event, is_host: bool) -> Result<()> {
-    let (period, user) = (event.period(), event.user());
+/// Fails unless there can be samples by this event.
+pub fn check_event(event: &Event) -> Result<()> {
+    let period = event.period();
     ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
-    ensure!(
-        is_host || *event == user,
-        "programs are sampled in user mode: {user} in place of {event}"
-    );
     Ok(())
+}
+
+/// Returns whether one of these events occurs in the kernel as well.
+fn is_kernels(events: &[Event]) -> bool {
+    events.iter().any(|event| *event != event.user())
 }
 
 /// Runs `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let events = options.events()?;
     let target = options.target();
-    let signals = Signals::handle(target, None)?;
+    let is_kernels = is_kernels(&events);
+    // Rings are read again and again.
+    let signals = Signals::handle(target, is_kernels.then_some(LOOK))?;
     // The file is opened before the program runs, since the samples would be lost if it cannot be
     // written.
-    let open = if options.host { Place::open_private } else { Place::open };
+    let open = if options.host || is_kernels { Place::open_private } else { Place::open };
     let place = open(&options.output)?;
     let recorded = match options.host {
         true => of_host(options, target, &events, &signals),
@@ -237,7 +241,9 @@ fn of_programs(
     let profiles: Vec<Profile> =
         events.iter().map(|event| options.profile(provider(), event)).collect();
     match target {
-        Target::Program(_) => traced(&here, target, events, profiles, signals),
+        Target::Program(_) if !is_kernels(&events) => {
+            traced(&here, target, events, profiles, signals)
+        }
         _ if here.description.provider == Provider::Tsc => {
             Err(here.no_provider_error(events[0]).into())
         }

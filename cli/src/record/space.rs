@@ -2,7 +2,7 @@
 //! Finds out what the addresses of a process belong to, and which functions called which there.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -16,9 +16,10 @@ use framehop::{ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Unwinder};
 use libc::user_regs_struct;
 use object::{Object, ObjectSection, ReadCache};
 
-use super::compiled::Compiled;
+use super::compiled::{Compiled, is_dump};
 use crate::elf::{self, Facts};
-use crate::profile::{DEPTH_MAX, Frame, Module};
+use crate::host::Kernel;
+use crate::profile::{DEPTH_MAX, Frame, Layer, Module};
 
 /// The bytes of a stack that are read at once. Unit: bytes.
 const STACK_BYTES: usize = 32 << 10;
@@ -63,9 +64,9 @@ impl Space {
         Self { process, memory: None, maps, unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Returns whether it is known what is mapped at all of these addresses.
+    /// Returns whether it is known what is mapped at all of these addresses. The kernel's are.
     pub fn knows(&self, addresses: &[u64]) -> bool {
-        addresses.iter().all(|&address| self.map(address).is_some())
+        addresses.iter().all(|&address| is_kernels(address) || self.map(address).is_some())
     }
 
     /// Returns where these addresses are, as far as it is known.
@@ -144,6 +145,9 @@ impl Space {
         }
         self.unwinder = UnwinderX86_64::new();
         for map in &maps {
+            if is_dump(&map.path) {
+                files.dumps(self.process, &map.path);
+            }
             let file = files.of(&map.path);
             if let Some(address) = file.address(map.offset) {
                 self.unwinder.add_module(framehop::Module::new(
@@ -160,6 +164,9 @@ impl Space {
 
     fn frame(&self, files: &mut Files, address: u64) -> Frame {
         let map = self.map(address);
+        if map.is_none() && is_kernels(address) {
+            return Frame { module: Some(files.kernel(address)), address };
+        }
         if let Some(module) = map.filter(|map| map.is_anonymous()).and_then(|_| {
             // The process may have compiled what is there.
             files.compiled(self.process, address)
@@ -197,12 +204,22 @@ impl Map {
     }
 }
 
-/// The files that all processes have mapped, and the code that they have compiled.
+/// Returns whether this is an address of the kernel's, which has the upper half of all addresses.
+const fn is_kernels(address: u64) -> bool {
+    address >> 63 == 1
+}
+
+/// The files that all processes have mapped, the code that they have compiled, and the kernel.
 #[derive(Default)]
 pub struct Files {
     mapped: HashMap<OsString, Mapped>,
     /// The index and the code of each process that has compiled some.
     compiled: HashMap<u32, (u32, Compiled)>,
+    /// The dumps of such code that processes have mapped.
+    dumps: HashMap<u32, OsString>,
+    /// The index of the kernel, and its addresses that were sampled.
+    kernel: Option<(u32, BTreeSet<u64>)>,
+    functions: Kernel,
 }
 
 /// The data about a file that is mapped.
@@ -224,15 +241,34 @@ impl Files {
         let next = self.next();
         let (index, compiled) = match self.compiled.entry(process) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert((next, Compiled::of(process)?)),
+            Entry::Vacant(entry) => {
+                let dump = self.dumps.get(&process).map(OsString::as_os_str);
+                entry.insert((next, Compiled::of(process, dump)?))
+            }
         };
         compiled.executes(address);
         Some(*index)
     }
 
+    /// Notes that a process has mapped a dump of the code that it compiles.
+    fn dumps(&mut self, process: u32, path: &OsStr) {
+        if let Some((_, compiled)) = self.compiled.get_mut(&process) {
+            compiled.dumps_to(path);
+        }
+        self.dumps.insert(process, path.to_owned());
+    }
+
     /// Returns the index of the next file.
     fn next(&self) -> u32 {
-        (self.mapped.len() + self.compiled.len()) as u32
+        (self.mapped.len() + self.compiled.len() + usize::from(self.kernel.is_some())) as u32
+    }
+
+    /// Returns the index of the kernel, which executes at this address.
+    fn kernel(&mut self, address: u64) -> u32 {
+        let next = self.next();
+        let (index, addresses) = self.kernel.get_or_insert_with(|| (next, BTreeSet::new()));
+        addresses.insert(address);
+        *index
     }
 
     /// Returns all files, in the order of their indices.
@@ -243,7 +279,13 @@ impl Files {
         let mapped = self.mapped.iter().map(module);
         let compiled = self.compiled.values_mut();
         let compiled = compiled.map(|(index, compiled)| (*index, compiled.module()));
-        let all: BTreeMap<u32, Module> = mapped.chain(compiled).collect();
+        let kernel = self.kernel.iter().map(|(index, addresses)| {
+            let mut module = Module::new("[kernel]".as_ref(), Facts::default());
+            module.layer = Some(Layer::Kernel);
+            module.symbols = self.functions.functions(addresses);
+            (*index, module)
+        });
+        let all: BTreeMap<u32, Module> = mapped.chain(compiled).chain(kernel).collect();
         all.into_values().collect()
     }
 }

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result};
 use fxprof_processed_profile::{
-    CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, Profile as Document,
+    CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, Profile as Document,
     ReferenceTimestamp, SamplingInterval, Timestamp, WeightType,
 };
 
 use super::symbols::Named;
-use super::{functions, summary};
-use crate::profile::Profile;
+use super::{framed, layer, summary};
+use crate::profile::{Layer, Profile};
 
 /// The time between two samples of profiles without times. The profiler wants some, so a thread's
 /// samples follow each other there, one in each ms.
@@ -36,13 +36,18 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
         document.set_thread_samples_weight_type(handle, WeightType::Samples);
         threads.push((handle, 0));
     }
+    let kernel = document.add_category("Kernel", CategoryColor::Blue);
     let mut samples = Vec::new();
     for stack in &profile.stacks {
         let (thread, before) = &mut threads[stack.thread as usize];
-        let frames: Vec<FrameInfo> = functions(names, stack)
-            .map(|function| FrameInfo {
+        let category = |frame| match layer(profile, frame) {
+            Some(Layer::Kernel) => kernel,
+            _ => CategoryHandle::OTHER,
+        };
+        let frames: Vec<FrameInfo> = framed(names, stack)
+            .map(|(frame, function)| FrameInfo {
                 frame: Frame::Label(document.intern_string(function)),
-                category_pair: CategoryHandle::OTHER.into(),
+                category_pair: category(frame).into(),
                 flags: FrameFlags::empty(),
             })
             .collect();
@@ -73,7 +78,7 @@ fn at(ns: u64) -> Timestamp {
 mod tests {
     use serde_json::Value;
 
-    use super::super::tests::{of_host, profile};
+    use super::super::tests::{of_host, profile, with_kernel};
     use super::*;
 
     /// Returns a thread's stacks, the outermost function first, with their weights, as the format's
@@ -116,6 +121,20 @@ mod tests {
         let deltas: Vec<f64> = deltas.iter().map(|delta| delta.as_f64().unwrap()).collect();
         assert_eq!(deltas, [0.0, 1.0], "the second stack begins behind the first one's sample");
         assert_eq!(document["meta"]["symbolicated"], true);
+    }
+
+    #[test]
+    fn the_kernels_functions_are_of_a_category_of_their_own() {
+        let (profile, names) = with_kernel();
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let categories = document["meta"]["categories"].as_array().unwrap();
+        let kernel = categories.iter().position(|category| category["name"] == "Kernel").unwrap();
+        let of = |thread: usize| {
+            let frames = &document["threads"][thread]["frameTable"]["category"];
+            let all = frames.as_array().unwrap().iter();
+            all.filter(|category| category.as_u64() == Some(kernel as u64)).count()
+        };
+        assert_eq!([of(0), of(1)], [0, 1]);
     }
 
     #[test]

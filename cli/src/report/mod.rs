@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Implements `perfctr report`, which shows what was recorded, for people and for programs.
 
+mod annotate;
+mod debuginfod;
 pub mod diff;
 mod firefox;
 mod graph;
@@ -31,12 +33,21 @@ pub struct Options {
     #[arg(short, long)]
     event: Option<String>,
     /// Distinguishes samples by these columns, separated by commas. Without it, this is the symbol,
-    /// and of a host layer, domain and symbol.
+    /// with the layer if there are samples of the kernel, and of a host layer, domain and symbol.
     #[arg(short, long, value_enum, value_delimiter = ',')]
     sort: Vec<Key>,
     /// Shows callers, too; needs a profile that was recorded with callers.
     #[arg(short = 'g', long)]
     call_graph: bool,
+    /// Shows the instructions of this function in place of the table, with their samples, and the
+    /// lines of source that they come from.
+    #[arg(
+        short,
+        long,
+        value_name = "FUNCTION",
+        conflicts_with_all = ["sort", "call_graph", "format"]
+    )]
+    annotate: Option<String>,
     /// Writes this format.
     #[arg(short, long, value_enum, default_value = "text")]
     format: Format,
@@ -56,7 +67,8 @@ pub enum Key {
     Symbol,
     /// The line of source, if there is debugging information.
     Line,
-    /// The hypervisor, a domain's kernel or its user mode, in a host's profile.
+    /// The kernel or user mode; in a host's profile the hypervisor, a domain's kernel or its user
+    /// mode.
     Layer,
     /// The domain, in a host's profile.
     Domain,
@@ -71,12 +83,20 @@ impl Key {
     /// Returns the columns of a table of this profile, which are these if there are any.
     pub fn columns(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
         let is_host = profile.host.is_some();
+        let has_layers = profile.modules.iter().any(|module| module.layer.is_some());
         if keys.is_empty() {
-            let usual = [Self::Layer, Self::Domain, Self::Symbol];
-            return Ok(if is_host { usual.to_vec() } else { vec![Self::Symbol] });
+            return Ok(match (is_host, has_layers) {
+                (true, _) => vec![Self::Layer, Self::Domain, Self::Symbol],
+                (false, true) => vec![Self::Layer, Self::Symbol],
+                (false, false) => vec![Self::Symbol],
+            });
         }
         for key in keys {
-            let is_hosts = matches!(key, Self::Layer | Self::Domain | Self::Cpu);
+            let is_hosts = matches!(key, Self::Domain | Self::Cpu);
+            ensure!(
+                has_layers || *key != Self::Layer,
+                "the profile has no samples of the kernel, so it has no layers"
+            );
             ensure!(
                 is_host || !is_hosts,
                 "the column {} is one of hosts' profiles, which `perfctr record --host` writes",
@@ -132,7 +152,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             texts.collect::<Result<Vec<String>>>()?.join("\n").into_bytes()
         }
         Format::Folded => {
-            of_one(&profiles, |profile, names| Ok(folded(profile, names, |_| "").into()))?
+            of_one(&profiles, |profile, names| Ok(folded(profile, names, usual(profile)).into()))?
         }
         Format::FlameGraph => of_one(&profiles, flame_graph)?,
         Format::Pprof => of_one(&profiles, |profile, names| Ok(pprof::encode(profile, names)))?,
@@ -163,6 +183,10 @@ pub fn events(profiles: &[Profile]) -> String {
 
 /// Returns what is for people.
 fn text(options: &Options, profile: &Profile) -> Result<String> {
+    if let Some(function) = &options.annotate {
+        let names = symbols::name(profile, |text| tell(text));
+        return annotate::annotate(profile, &names, function);
+    }
     let keys = Key::columns(&options.sort, profile)?;
     let names = symbols::name(profile, |text| tell(text));
     let graph = options.call_graph.then(|| graph::tree(profile, &names));
@@ -187,33 +211,41 @@ fn thread(profile: &Profile, stack: &Stack) -> String {
     }
 }
 
-/// Returns who executed in a stack, in a host's profile.
-fn layer(profile: &Profile, stack: &Stack) -> Option<Layer> {
-    // A stack has at least one frame.
-    let module = profile.frames[stack.frames[0] as usize].module?;
+/// Returns who executes at a frame: a layer of a host, or in another profile the kernel.
+fn layer(profile: &Profile, frame: u32) -> Option<Layer> {
+    let module = profile.frames[frame as usize].module?;
     profile.modules[module as usize].layer
 }
 
 /// Returns the functions of a stack, the outermost first, inlined ones included.
 fn functions<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = &'a str> {
-    let outermost_first = stack.frames.iter().rev();
-    let places = outermost_first.flat_map(|&frame| names[frame as usize].places.iter().rev());
-    places.map(|place| place.function.as_str())
+    framed(names, stack).map(|(_, function)| function)
+}
+
+/// Returns the same, each with its frame.
+fn framed<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = (u32, &'a str)> {
+    stack.frames.iter().rev().flat_map(|&frame| {
+        let places = names[frame as usize].places.iter().rev();
+        places.map(move |place| (frame, place.function.as_str()))
+    })
 }
 
 /// Returns a line for each stack: thread and functions, the outermost first, and the number of
-/// samples. The layer of a host's functions is before them. A mark is put behind the thread, for
-/// which the layer is `None`, and behind each word of a layer.
+/// samples. The layer of a host's functions is before them. A mark is put behind each word of a
+/// layer, and behind those of none, such as the thread.
 fn folded(
     profile: &Profile,
     names: &[Named],
     mark: impl Fn(Option<Layer>) -> &'static str,
 ) -> String {
     let line = |stack: &Stack| {
-        let layer = layer(profile, stack);
-        let words = layer.map(|layer| layer.name().to_owned()).into_iter();
-        let words = words.chain(functions(names, stack).map(str::to_owned));
-        let words = words.map(|word| word + mark(layer));
+        // A stack has at least one frame.
+        let of_host = layer(profile, stack.frames[0]).filter(|_| profile.host.is_some());
+        let words = of_host.map(|layer| layer.name().to_owned() + mark(of_host)).into_iter();
+        let words = words.chain(
+            framed(names, stack)
+                .map(|(frame, function)| function.to_owned() + mark(layer(profile, frame))),
+        );
         let words = [thread(profile, stack) + mark(None)].into_iter().chain(words);
         // The separators may not be in the names.
         let words: Vec<String> = words.map(|word| word.replace([';', '\n'], ":")).collect();
@@ -237,6 +269,18 @@ fn mark(layer: Option<Layer>) -> &'static str {
         None => "_[w]",
     }
 }
+
+/// Returns the marks of folded stacks that others read. Tools for flame graphs know functions of
+/// the kernel by this mark of perf's. They know nothing of a host's layers.
+fn usual(profile: &Profile) -> fn(Option<Layer>) -> &'static str {
+    match profile.host {
+        Some(_) => |_| "",
+        None => |layer| if layer == Some(Layer::Kernel) { KERNEL_MARK } else { "" },
+    }
+}
+
+/// The mark behind the kernel's functions.
+const KERNEL_MARK: &str = "_[k]";
 
 /// Returns the colour of a marked word. Neighbours of one layer have different shades of it.
 fn colour(word: &str) -> Color {
@@ -265,6 +309,19 @@ fn colours(folded: &str) -> PaletteMap {
     colours
 }
 
+/// Returns the colours of the kernel's functions in a program's folded stacks. They are those of
+/// kernels in the picture of a host.
+fn kernels_colours(folded: &str) -> PaletteMap {
+    let mut colours = PaletteMap::default();
+    let stacks = folded.lines().filter_map(|line| line.rsplit_once(' '));
+    for word in stacks.flat_map(|(stack, _)| stack.split(';')) {
+        if let Some(name) = word.strip_suffix(KERNEL_MARK) {
+            colours.insert(word, colour(&format!("{name}{}", mark(Some(Layer::Kernel)))));
+        }
+    }
+    colours
+}
+
 fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     ensure!(!profile.stacks.is_empty(), "there are no samples to draw");
     let mut options = inferno::flamegraph::Options::default();
@@ -279,7 +336,13 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
         options.subtitle = Some(format!("{}; {COLOURS}", summary(profile)));
         text
     } else {
-        folded(profile, names, |_| "")
+        let text = folded(profile, names, usual(profile));
+        of_layers = kernels_colours(&text);
+        if text.contains(KERNEL_MARK) {
+            options.palette_map = Some(&mut of_layers);
+            options.subtitle = Some(format!("{}; blue: the kernel", summary(profile)));
+        }
+        text
     };
     inferno::flamegraph::from_lines(&mut options, text.lines(), &mut picture)?;
     Ok(picture)
@@ -425,6 +488,46 @@ mod tests {
         let [red, green, blue] = colour("Domain-0 vCPU 1");
         assert!(red == green && green == blue, "a virtual CPU is of no layer");
         assert!(text.contains(COLOURS) && !text.contains("_["));
+    }
+
+    /// Returns the profile above, in which the kernel once executes for the function in `f`.
+    pub fn with_kernel() -> (Profile, Vec<Named>) {
+        let (mut profile, mut names) = profile();
+        let mut kernel = Module::new("[kernel]".as_ref(), Facts::default());
+        kernel.layer = Some(Layer::Kernel);
+        profile.modules.push(kernel);
+        profile.frames.push(Frame { module: Some(1), address: 0xffff_ffff_8100_0010 });
+        let place = Place { function: "do_idle".into(), file: None, line: 0 };
+        names.push(Named { module: "[kernel]".into(), places: vec![place] });
+        profile.stacks[1].frames.insert(0, 3);
+        (profile, names)
+    }
+
+    #[test]
+    fn the_kernels_functions_are_marked_behind_those_of_user_mode() {
+        let (profile, names) = with_kernel();
+        assert_eq!(
+            folded(&profile, &names, usual(&profile)),
+            "7 one;main;f;g:<inlined> 3\n8 two;f 2\n8 two;main;f;g:<inlined>;do_idle_[k] 1\n"
+        );
+        let text = String::from_utf8(flame_graph(&profile, &names).unwrap()).unwrap();
+        assert!(text.contains("blue: the kernel") && !text.contains("_["), "{text}");
+        let (_, rest) = text.split_once("<title>do_idle (").unwrap();
+        let (_, rest) = rest.split_once("fill=\"rgb(").unwrap();
+        let numbers = rest.split(')').next().unwrap().split(',');
+        let rgb: Vec<u32> = numbers.map(|number| number.parse().unwrap()).collect();
+        assert!(rgb[0] < rgb[1] && rgb[1] < rgb[2], "{rgb:?} is not blue");
+        assert_eq!(Key::columns(&[], &profile).unwrap(), [Key::Layer, Key::Symbol]);
+        let table = table::table(&profile, &names, &[Key::Layer, Key::Symbol]);
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        let expected = [
+            "   samples       %  layer   symbol",
+            "         5   83.33  user    f",
+            "         1   16.67  kernel  do_idle",
+        ];
+        assert_eq!(rows, expected);
+        let error = Key::columns(&[Key::Layer], &self::profile().0).unwrap_err().to_string();
+        assert!(error.contains("no samples of the kernel"), "{error}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use addr2line::{Loader, demangle_auto};
 use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use object::{Object, ObjectSection};
 
+use super::debuginfod::{self, Servers};
 use crate::elf::build_id;
 use crate::profile::{Frame, Module, Profile, Symbol};
 use crate::text::harmless;
@@ -53,14 +54,19 @@ impl Named {
 }
 
 /// Names each frame of a profile. Tells `warn` which files have changed. See [`Names`].
+///
+/// Debugging information that is not here is fetched, if the user has named servers for it.
 pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
-    Names::default().name(profile, warn)
+    let mut names = Names { servers: Some(Servers::default()), ..Names::default() };
+    names.name(profile, warn)
 }
 
 /// Names the frames of several profiles, and reads each file once.
 #[derive(Default)]
 pub struct Names {
     sources: HashMap<Module, Source>,
+    /// What is asked for debugging information that is not here.
+    servers: Option<Servers>,
 }
 
 impl Names {
@@ -70,7 +76,11 @@ impl Names {
         self.sources.retain(|module, _| module.symbols.is_empty());
         for module in &profile.modules {
             if !self.sources.contains_key(module) {
-                let source = Source::open(module).unwrap_or_else(|why| {
+                let fetch = |id: &str| {
+                    let path = harmless(&module.path);
+                    self.servers.as_mut()?.fetch(id, &path, &warn)
+                };
+                let source = Source::open(module, fetch).unwrap_or_else(|why| {
                     let path = harmless(&module.path);
                     warn(&format!("{path}: {why}; its functions stay without names"));
                     Source::unknown(module)
@@ -130,7 +140,8 @@ impl Source {
         Self { short, loaders: Vec::new(), functions: Vec::new(), named }
     }
 
-    fn open(module: &Module) -> Result<Self, String> {
+    /// Opens a file. `fetch` gets the build-id of debugging information that is not here.
+    fn open(module: &Module, fetch: impl FnOnce(&str) -> Option<PathBuf>) -> Result<Self, String> {
         let mut source = Self::unknown(module);
         let path = module.file();
         if !path.is_absolute() || !module.symbols.is_empty() {
@@ -144,8 +155,12 @@ impl Source {
                 [&found, &module.build_id].map(|id| id.as_deref().unwrap_or("none"));
             return Err(format!("build-id {found} found, {expected} expected"));
         }
-        let debug = module.build_id.as_deref().and_then(debug_file);
-        let debug = debug.or_else(|| linked(&file, &path)).into_iter();
+        let id = module.build_id.as_deref();
+        let debug = id.and_then(debug_file).or_else(|| linked(&file, &path));
+        let debug = debug.or_else(|| id.and_then(debuginfod::kept));
+        // A file that has it needs no other.
+        let is_without = || file.section_by_name(".debug_info").is_none();
+        let debug = debug.or_else(|| id.filter(|_| is_without()).and_then(fetch)).into_iter();
         let paths = debug.chain([path]);
         source.loaders = paths.filter_map(|path| Loader::new(path).ok()).collect();
         source.functions = unwound(&file).unwrap_or_default();
@@ -230,7 +245,7 @@ fn places_of_link(path: &Path, name: &Path) -> Option<[PathBuf; 3]> {
 }
 
 /// Returns every function in the file's unwind table, by address.
-fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
+pub(super) fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
     let section = file.section_by_name(".eh_frame")?;
     let table = EhFrame::new(section.data().ok()?, LittleEndian);
     let bases = BaseAddresses::default().set_eh_frame(section.address());
@@ -289,7 +304,8 @@ mod tests {
 
     #[test]
     fn a_function_of_this_program_has_its_name_and_line() {
-        let (source, bytes) = (Source::open(&this()).unwrap(), fs::read(this().path).unwrap());
+        let (source, bytes) =
+            (Source::open(&this(), |_| None).unwrap(), fs::read(this().path).unwrap());
         let file = object::File::parse(&*bytes).unwrap();
         let symbols = file.symbol_map();
         let of = |symbol: &&object::SymbolMapName<'_>| symbol.name().contains("symbols5tests4this");
@@ -320,7 +336,7 @@ mod tests {
         let symbols = whole.symbol_map();
         let work = symbols.symbols().iter().find(|symbol| symbol.name() == "work").unwrap();
         let module = Module::new(folder.join("program").as_ref(), Facts::default());
-        let named = || Source::open(&module).unwrap().name(work.address());
+        let named = || Source::open(&module, |_| None).unwrap().name(work.address());
         assert!(named().line().ends_with("program.c:1"), "{:?}", named());
         assert_eq!(named().symbol(), "work");
         fs::rename(folder.join("program.debug"), hidden.join("program.debug")).unwrap();
@@ -359,13 +375,13 @@ mod tests {
         let mut module = Module::new("[xen]".as_ref(), Facts::default());
         let symbol = |start, end, name: &str| Symbol { start, end, name: name.into() };
         module.symbols = vec![symbol(0x10, 0x18, "a"), symbol(0x20, 0x30, "b.c#b")];
-        let source = Source::open(&module).unwrap();
+        let source = Source::open(&module, |_| None).unwrap();
         let name = |address| source.name(address).symbol().to_owned();
         assert_eq!([0x10, 0x17, 0x2f].map(name), ["a", "a", "b.c#b"]);
         assert_eq!([0xf, 0x18, 0x1f, 0x30, u64::MAX].map(name), ["[xen]"; 5]);
         // A file may have any contents.
         module.symbols.reverse();
-        let source = Source::open(&module).unwrap();
+        let source = Source::open(&module, |_| None).unwrap();
         (0..0x40).for_each(|address| assert!(!source.name(address).symbol().is_empty()));
     }
 
@@ -373,9 +389,9 @@ mod tests {
     fn another_file_of_the_same_name_is_refused() {
         let mut module = this();
         module.build_id = Some("aa".into());
-        let error = Source::open(&module).err().unwrap();
+        let error = Source::open(&module, |_| None).err().unwrap();
         assert!(error.ends_with("found, aa expected"), "{error}");
         let absent = Module::new("/nowhere".as_ref(), Facts::default());
-        assert!(Source::open(&absent).err().unwrap().starts_with("No such file"));
+        assert!(Source::open(&absent, |_| None).err().unwrap().starts_with("No such file"));
     }
 }

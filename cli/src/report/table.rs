@@ -70,7 +70,8 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u64) 
         Key::Module => named.module.clone(),
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),
-        Key::Layer => layer(profile, stack).map_or("", Layer::name).to_owned(),
+        // Whoever is not the kernel is in user mode.
+        Key::Layer => layer(profile, stack.frames[0]).unwrap_or(Layer::User).name().to_owned(),
         Key::Domain => profile.threads[stack.thread as usize].domain(),
         Key::Time => {
             let tenths = time / 100_000_000;

@@ -71,7 +71,7 @@ impl Group {
         };
         let value = |Ratio { of, by, times, unit }| {
             let value = times * count(of)? / count(by)?;
-            value.is_finite().then_some(Metric { value, unit })
+            value.is_finite().then(|| Metric::new(value, unit))
         };
         self.ratios().into_iter().filter_map(value).collect()
     }
@@ -80,6 +80,10 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn metrics(all: &[(f64, &'static str)]) -> Vec<Metric> {
+        all.iter().map(|&(value, unit)| Metric::new(value, unit)).collect()
+    }
 
     #[test]
     fn each_ratio_of_a_group_is_of_the_two_counts_that_its_unit_names() {
@@ -92,29 +96,26 @@ mod tests {
             (Event::CACHE_MISSES.user(), 600.0),
             (Event::INSTRUCTIONS, 7.0),
         ];
-        let values = |group: Group| {
-            let metrics = group.metrics(&counted).into_iter();
-            metrics.map(|metric| (metric.value, metric.unit)).collect::<Vec<_>>()
-        };
+        let values = |group: Group| group.metrics(&counted);
         assert_eq!(
             values(Group::Ipc),
-            [(2.5, "instructions per cycle"), (0.4, "cycles per instruction")]
+            metrics(&[(2.5, "instructions per cycle"), (0.4, "cycles per instruction")])
         );
         assert_eq!(
             values(Group::Branches),
-            [
+            metrics(&[
                 (50.0, "branches per 1000 instructions"),
                 (1.5, "mispredicted per 1000 instructions"),
                 (3.0, "% of branches mispredicted"),
-            ]
+            ])
         );
         assert_eq!(
             values(Group::Caches),
-            [
+            metrics(&[
                 (30.0, "references per 1000 instructions"),
                 (7.5, "misses per 1000 instructions"),
                 (25.0, "% of references missed"),
-            ]
+            ])
         );
     }
 

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Computes what counts mean together, in the words of perf's users.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use perfctr::Event;
 use serde::Serialize;
 
 /// A number that follows from counts, with its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
     pub value: f64,
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
+}
+
+impl Metric {
+    pub fn new(value: f64, unit: impl Into<Cow<'static, str>>) -> Self {
+        Self { value, unit: unit.into() }
+    }
 }
 
 /// Returns the metric of the `n`th event, if these events were counted together while threads
@@ -24,7 +31,8 @@ pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> 
         counted.iter().find(|(other, _)| is(other)).map(|(_, count)| *count)
     };
     let is = |of: Event| event == in_mode(of, event);
-    let metric = |value: f64, unit| value.is_finite().then_some(Metric { value, unit });
+    let metric =
+        |value: f64, unit: &'static str| value.is_finite().then(|| Metric::new(value, unit));
     let seconds = time.as_secs_f64();
     if is(Event::TASK_CLOCK) {
         // It is the time itself.
@@ -69,13 +77,14 @@ mod tests {
             (Event::raw(0x1c5).user(), 1e6),
         ];
         let of = |n| of(n, &counted, Duration::from_millis(500)).map(|m| (m.value, m.unit));
-        assert_eq!(of(0), Some((2.0, "insn per cycle")));
-        assert_eq!(of(1), Some((15.0 / 5e8, "GHz")));
+        let some = |value, unit: &'static str| Some((value, Cow::from(unit)));
+        assert_eq!(of(0), some(2.0, "insn per cycle"));
+        assert_eq!(of(1), some(15.0 / 5e8, "GHz"));
         assert_eq!(of(2), None, "the kernel's cycles were not counted");
-        assert_eq!(of(3), Some((4.0, "M/sec")));
-        assert_eq!(of(4), Some((5.0, "% of all branches")));
+        assert_eq!(of(3), some(4.0, "M/sec"));
+        assert_eq!(of(4), some(5.0, "% of all branches"));
         assert_eq!(of(5), None, "references were not counted");
-        assert_eq!(of(6), Some((2.0, "M/sec")));
+        assert_eq!(of(6), some(2.0, "M/sec"));
         assert_eq!(super::of(3, &counted, Duration::ZERO), None);
     }
 

@@ -5,6 +5,7 @@
 //! Counting begins with the program's first instruction: nothing of this program, and nothing of
 //! what happens between `fork` and `exec`, is in the counts.
 
+mod chosen;
 mod group;
 mod metric;
 mod native;
@@ -23,7 +24,7 @@ use perfctr::{Event, Provider};
 pub use self::native::estimate;
 pub use self::output::grouped;
 
-use self::group::Group;
+use self::chosen::{Chosen, Name, NameParser};
 use self::output::{Intervals, Output};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
@@ -45,13 +46,30 @@ pub struct Options {
         default_value_if("metrics", ArgPredicate::IsPresent, None::<&str>)
     )]
     lists: Vec<EventList>,
-    /// Counts the events of this group, beside those of `--event` if there are any, and prints what
-    /// they mean together.
-    #[arg(short = 'M', long, value_name = "GROUP")]
-    metrics: Option<Group>,
+    /// Counts what these metrics need, beside the events of `--event` if there are any, and prints
+    /// the metrics: ipc, branches or caches, or metrics and groups of them from the tables of the
+    /// processor's vendor (`perfctr list --metrics`). Those are counted in the modes that the
+    /// vendor means, which is user mode and the kernel as a rule: NAME:u restricts them to user
+    /// mode, NAME:k to the kernel.
+    #[arg(
+        short = 'M',
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = NameParser,
+        hide_possible_values = true
+    )]
+    metrics: Vec<Name>,
+    /// Reads the vendors' metrics below this directory; `perfctr list --help` says where they come
+    /// from.
+    #[arg(long, value_name = "DIR", requires = "metrics")]
+    tables: Option<std::path::PathBuf>,
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
+    /// The metrics that `metrics` names.
+    #[arg(skip)]
+    chosen: Chosen,
     /// All events of all options.
     #[arg(skip)]
     event: Vec<Event>,
@@ -138,12 +156,21 @@ pub struct Options {
 }
 
 impl Options {
-    /// Collects the events of all lists.
-    fn flattened(mut self) -> Self {
+    /// Finds the metrics, and collects the events of all lists.
+    fn flattened(mut self) -> Result<Self> {
+        self.chosen = Chosen::find(&self.metrics, self.tables.as_deref())?;
         self.groups = self.lists.iter().flat_map(|list| list.groups(self.unverified)).collect();
-        self.groups.extend(self.metrics.map(Group::events));
+        self.groups.extend(self.chosen.events(&self.groups.concat()));
         self.event = self.groups.concat();
-        self
+        Ok(self)
+    }
+
+    /// Returns what an event is called: as in the vendor's tables, if it was not asked for itself.
+    fn label(&self, event: Event) -> String {
+        let mut named = self.lists.iter().flat_map(|list| list.events(self.unverified));
+        let is_named = named.any(|named| named == event);
+        let of_table = self.chosen.label(event).filter(|_| !is_named);
+        of_table.unwrap_or_else(|| event.to_string())
     }
 
     fn target(&self) -> Target<'_> {
@@ -190,7 +217,7 @@ pub struct Run {
 
 /// Runs `perfctr stat`.
 pub fn run(options: Options) -> Result<ExitCode> {
-    let options = &options.flattened();
+    let options = &options.flattened()?;
     let fixed = options.repeatable.then(|| repeatable::fix(&options.passed)).transpose()?;
     let here = Here::find()?;
     let interval = options.interval.map(Duration::from_millis);

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use libc::pid_t;
 use perfctr::Event;
 use perfctr::watch::{Total, Watch, Watched};
 
@@ -89,7 +90,7 @@ impl Counting<'_, '_> {
 }
 
 impl Beside for Counting<'_, '_> {
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
         let live = Live::of(self.target)?;
         self.open(|group| live.iter().cloned().map(|live| live.count(how(group), group)).collect())
     }

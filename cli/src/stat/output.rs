@@ -45,6 +45,15 @@ impl Summary {
         };
         means.iter().enumerate().map(summary).collect()
     }
+
+    /// Does the same with the events of these options, by their names there.
+    fn named(options: &Options, runs: &[Run]) -> Vec<Self> {
+        let mut all = Self::all(&options.event, runs);
+        for (summary, event) in all.iter_mut().zip(&options.event) {
+            summary.event = options.label(*event);
+        }
+        all
+    }
 }
 
 /// The document that `--json` prints.
@@ -130,8 +139,8 @@ impl<'a> Output<'a> {
     /// Writes what the runs counted.
     pub fn summary(&mut self, runs: &[Run]) -> Result<()> {
         let options = self.options;
-        let summaries = Summary::all(&options.event, runs);
-        let metrics = metrics(options, &summaries);
+        let summaries = Summary::named(options, runs);
+        let metrics = metrics(options, &summaries, runs);
         let text = if options.json {
             let words = options.command.iter().map(|word| word.display().to_string());
             let content = Document {
@@ -153,11 +162,16 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Returns what the counts of the chosen group mean together, or nothing if none was chosen.
-fn metrics(options: &Options, summaries: &[Summary]) -> Vec<Metric> {
+/// Returns what the counts mean together by the metrics that were chosen.
+fn metrics(options: &Options, summaries: &[Summary], runs: &[Run]) -> Vec<Metric> {
     let means = summaries.iter().map(|summary| summary.mean);
     let counted: Vec<_> = options.event.iter().copied().zip(means).collect();
-    options.metrics.map_or_else(Vec::new, |group| group.metrics(&counted))
+    options.chosen.metrics(&counted, mean_seconds(runs, |run| run.elapsed))
+}
+
+/// Returns the mean of a time of several runs. Unit: s.
+fn mean_seconds(runs: &[Run], of: fn(&Run) -> Duration) -> f64 {
+    runs.iter().map(|run| of(run).as_secs_f64()).sum::<f64>() / runs.len() as f64
 }
 
 /// Prints what was counted since it last printed.
@@ -177,6 +191,7 @@ impl Intervals<'_> {
             // Estimates may fall.
             let value = count.value.saturating_sub(*before);
             *before = (*before).max(count.value);
+            let event = self.options.label(*event);
             if self.options.csv {
                 format!("{seconds:.9},{value},,{event},,{:.2},,\n", count.share * 100.0)
             } else {
@@ -194,6 +209,7 @@ fn csv(options: &Options, summaries: &[Summary], metrics: &[Metric], runs: &[Run
     let line = |of: &str, value: &str, summary: &Summary, spread: Option<f64>, ns: u128| {
         let Summary { event, share, metric, .. } = summary;
         let spread = spread.map_or_else(String::new, |spread| format!("{spread:.2}%,"));
+        let metric = metric.as_ref();
         let metric =
             metric.map_or_else(|| ",".to_owned(), |m| format!("{:.2},{}", m.value, m.unit));
         format!("{of}{value},,{event},{spread}{ns},{:.2},{metric}\n", share * 100.0)
@@ -240,7 +256,7 @@ fn table(
     for summary in summaries {
         let mut line =
             format!("{:>20}  {:<20}", grouped(summary.mean.round() as u64), summary.event);
-        line += &match summary.metric {
+        line += &match &summary.metric {
             Some(Metric { value, unit }) => format!(" # {value:>8.2} {unit:<20}"),
             None => " ".repeat(" # ".len() + 8 + " ".len() + 20),
         };
@@ -253,9 +269,7 @@ fn table(
         lines.push(line.trim_end().to_owned());
     }
     lines.extend(metrics.iter().map(|Metric { value, unit }| format!("{value:>20.3}  {unit}")));
-    let mean = |of: fn(&Run) -> Duration| {
-        runs.iter().map(|run| of(run).as_secs_f64()).sum::<f64>() / runs.len() as f64
-    };
+    let mean = |of| mean_seconds(runs, of);
     let times = if runs.len() > 1 { format!(", {} runs", runs.len()) } else { String::new() };
     let (elapsed, busy) = (mean(|run| run.elapsed), mean(|run| run.time));
     lines.push(format!("{elapsed:>20.6}  seconds elapsed{times}; provider {provider}"));
@@ -299,7 +313,7 @@ mod tests {
     }
 
     fn options(words: &[&str]) -> Options {
-        Command::parse_from(["stat"].iter().chain(words)).options.flattened()
+        Command::parse_from(["stat"].iter().chain(words)).options.flattened().unwrap()
     }
 
     fn run(values: [u64; 2]) -> Run {
@@ -333,10 +347,10 @@ mod tests {
         let events = [Event::INSTRUCTIONS.user(), Event::CYCLES.user()];
         let summaries = Summary::all(&events, &runs);
         assert_eq!((summaries[0].mean, summaries[0].min, summaries[0].max), (11.0, 10, 12));
-        let metric = Metric { value: 2.75, unit: "insn per cycle" };
+        let metric = Metric::new(2.75, "insn per cycle");
         assert_eq!(summaries[0].metric, Some(metric));
         assert_eq!(Summary::all(&events[..1], &runs)[0].metric, None);
-        let rate = Summary::all(&[Event::BRANCHES.user()], &runs)[0].metric.unwrap();
+        let rate = Summary::all(&[Event::BRANCHES.user()], &runs)[0].metric.clone().unwrap();
         assert!((rate.value - 2.75).abs() < 1e-9 && rate.unit == "M/sec", "{rate:?}: 11 in 4 us");
     }
 
@@ -371,7 +385,7 @@ mod tests {
         assert_eq!(options.event, [Event::INSTRUCTIONS.user(), Event::CYCLES.user()]);
         let runs = [run([10, 4])];
         let summaries = Summary::all(&options.event, &runs);
-        let metrics = metrics(&options, &summaries);
+        let metrics = metrics(&options, &summaries, &runs);
         let table = table(&options, "native", &summaries, &metrics, &runs);
         let line = format!("{:>20}  instructions per cycle\n", "2.500");
         assert!(table.contains(&line), "{table}");

@@ -70,7 +70,7 @@ pub fn of_host(options: &Options) -> Result<View<Collector>> {
 /// Samples processes, or everything that executes on all CPUs.
 pub fn of_programs(options: &Options) -> Result<View<Recording>> {
     let event = every(only(&options.event.events(options.unverified))?, options.count);
-    check_event(&event, false)?;
+    check_event(&event)?;
     limits::raise();
     let here = Here::find()?;
     here.counts(&[event])?;

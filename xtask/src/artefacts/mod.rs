@@ -25,5 +25,6 @@ pub mod rustobj;
 pub mod shim;
 pub mod source;
 pub mod sysroot;
+pub mod tables;
 pub mod viewers;
 pub mod xen;

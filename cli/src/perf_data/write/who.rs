@@ -52,9 +52,8 @@ pub fn check(profile: &Profile) -> Result<()> {
 
 /// Returns the mode of a frame, as records have it.
 pub fn mode(profile: &Profile, thread: &Thread, frame: Frame) -> u32 {
-    let module = frame.module.filter(|_| profile.host.is_some());
-    let layer = module.and_then(|module| profile.modules[module as usize].layer);
-    let is_guest = thread.pid != CONTROL_DOMAIN;
+    let layer = frame.module.and_then(|module| profile.modules[module as usize].layer);
+    let is_guest = profile.host.is_some() && thread.pid != CONTROL_DOMAIN;
     match layer {
         Some(Layer::Kernel) if is_guest => perf::PERF_RECORD_MISC_GUEST_KERNEL,
         Some(Layer::Hypervisor | Layer::Kernel) => perf::PERF_RECORD_MISC_KERNEL,

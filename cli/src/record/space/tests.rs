@@ -52,6 +52,19 @@ fn the_place_in_a_file_that_is_mapped_is_code_of_that_file() {
 }
 
 #[test]
+fn the_upper_half_of_all_addresses_is_the_kernels() {
+    let (space, mut files) = (Space::unstopped(0), Files::default());
+    let (kernel, user) = (1 << 63, (1 << 63) - 1);
+    assert!(space.knows(&[kernel, u64::MAX]) && !space.knows(&[user]));
+    let frames = space.frames(&mut files, &[kernel, u64::MAX, user]);
+    let modules: Vec<_> = frames.iter().map(|frame| frame.module).collect();
+    assert_eq!(modules, [Some(0), Some(0), None]);
+    assert_eq!(frames[0].address, kernel);
+    let [module] = &*files.modules() else { panic!("one module expected") };
+    assert_eq!((&*module.path, module.layer), ("[kernel]", Some(Layer::Kernel)));
+}
+
+#[test]
 fn the_outermost_callers_of_a_running_process_are_left_out() {
     let (space, mut files) = (Space::unstopped(0), Files::default());
     for length in [1, DEPTH_MAX, DEPTH_MAX + 3] {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what `perfctr stat` says of a process that runs already, and of intervals.
+//! Tests what `perfctr stat` says of a process that runs already, and of intervals, and what
+//! `perfctr record` finds in the kernel meanwhile.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write, pipe};
+use std::io::{BufRead, BufReader, Read, Write, pipe};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::wait_for_rest;
 
 use crate::command::{PERFCTR, counts, stat};
+use crate::record::{PERIOD, PROFILE, rows};
 use crate::subject;
 
 /// The orders. All have as many digits.
@@ -25,6 +27,8 @@ const PAIRS: usize = 5;
 /// An order that takes many intervals, and one that a new thread executes.
 const LONG: &str = "50000000";
 const THREAD: &str = "3000000";
+/// An order by which the process is in the kernel.
+const READS: &str = "read 100000";
 /// The file to which intervals are written.
 const RESULT: &str = "/tmp/intervals";
 /// How long anything may take.
@@ -34,8 +38,8 @@ const fn region(length: u64) -> Region {
     Region { first: length, second: 1 }
 }
 
-/// Runs a process that executes orders: each in both of its threads, one after the other, or in a
-/// new thread.
+/// Runs a process that executes orders: each in both of its threads, one after the other, in a new
+/// thread, or in the kernel.
 pub fn worker() -> Result<()> {
     let (orders, mut order) = pipe()?;
     let (answers, mut answer) = pipe()?;
@@ -54,6 +58,9 @@ pub fn worker() -> Result<()> {
             let region = region(length.parse()?);
             let done = thread::spawn(move || region.execute(&mut 0)).join();
             ensure!(done.is_ok(), "a thread has ended early");
+        } else if let Some(number) = text.strip_prefix("read ") {
+            let (number, mut zero) = (number.parse()?, File::open("/dev/zero")?);
+            (0..number).try_for_each(|_: u32| zero.read_exact(&mut [0]))?;
         } else {
             region(text.parse()?).execute(&mut 0);
             order.write_all(format!("{text}\n").as_bytes())?;
@@ -150,6 +157,34 @@ pub fn exact(tally: &mut Tally) -> Result<()> {
         worker.finish().map_err(|error| error.to_string())
     });
     Ok(())
+}
+
+/// Checks samples of the kernel: there are as many as periods are counted at the same time, each in
+/// a function that the kernel lists.
+pub fn in_the_kernel(tally: &mut Tally) -> Result<()> {
+    let worker = Worker::start()?;
+    let pid = worker.pid();
+    order(&pid, READS)?;
+    let period = PERIOD.to_string();
+    let record = [PERFCTR, "record", "-e", "instructions:k", "-c", &period, "-o", PROFILE];
+    let record = record.into_iter().chain(["-t", &pid, "--"]).map(str::to_owned);
+    let program: Vec<String> = record.chain(subject::words(&["order", &pid, READS])?).collect();
+    let document = stat(&["-e", "instructions:k", "-t", &pid], &program)?.document;
+    let counted = document["runs"][0]["counts"][2].as_u64();
+    let counted = counted.with_context(|| document.to_string())?;
+    let (layers, symbols) = (rows("layer")?, rows("layer,symbol")?);
+    let samples = layers.iter().filter(|row| row.name == "kernel").map(|row| row.samples).sum();
+    let (samples, periods): (u64, u64) = (samples, counted / PERIOD);
+    tally.check("the kernel has a sample for every period that it executes for a thread", {
+        let is_right = samples > 50 && samples.abs_diff(periods) <= 1;
+        is_right.then_some(()).ok_or(format!("{samples} found, {counted} counted"))
+    });
+    let names: Vec<&str> = symbols.iter().map(|row| &*row.name).collect();
+    tally.check("each of them is in a function of the kernel's", {
+        let is_right = !names.contains(&"[kernel]") && names.contains(&"vfs_read");
+        is_right.then_some(()).ok_or(format!("{names:?}"))
+    });
+    worker.finish()
 }
 
 /// Checks that intervals sum up to the whole, until an interrupt, the process's end, or the

@@ -9,7 +9,7 @@ mod record;
 mod sampled;
 mod subject;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +65,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
     println!("by its machine code: {truth:?}");
     info::published(&mut tally, provider)?;
     alone(&mut tally, provider, truth, "")?;
+    metric(&mut tally, truth)?;
     if provider == "paravirt" {
         disturbed(|| {
             alone(&mut tally, provider, truth, " while vCPUs and threads are moved")?;
@@ -77,6 +78,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
         record::functions(&mut tally)?;
     }
     attached::intervals(&mut tally)?;
+    attached::in_the_kernel(&mut tally)?;
     of_the_kernel(&mut tally)?;
     ends(&mut tally)?;
     record::others(&mut tally)?;
@@ -101,6 +103,29 @@ fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Resul
         &format!("{provider}: each of {RUNS} runs of a program counts what it executes{how}"),
         equal(command::counts(&document)?, expected),
     );
+    Ok(())
+}
+
+/// Checks a metric of a table, which this test has written in the form of a vendor's.
+fn metric(tally: &mut Tally, truth: Executed) -> Result<()> {
+    const TABLES: &str = "/tmp/tables";
+    let table = r#"[
+        {"EventName": "INST_RETIRED.ANY", "Counter": "Fixed counter 0", "UMask": "0x1"},
+        {"EventName": "BR_INST_RETIRED.ALL", "EventCode": "0xc4", "UMask": "0x0"},
+        {"MetricName": "Branching", "MetricExpr": "BR_INST_RETIRED.ALL / INST_RETIRED.ANY",
+         "ScaleUnit": "100%"}
+    ]"#;
+    fs::create_dir_all(format!("{TABLES}/any"))?;
+    fs::write(format!("{TABLES}/mapfile.csv"), "heading\n.*,v1,any,core\n")?;
+    fs::write(format!("{TABLES}/any/all.json"), table)?;
+    let options = ["-M", "Branching:u", "--tables", TABLES];
+    let Stat { document, .. } = stat(&options, &[ALONE.to_owned()])?;
+    let found = document["metrics"][0]["value"].as_f64().with_context(|| document.to_string())?;
+    let expected = 100.0 * truth.branches as f64 / truth.instructions as f64;
+    tally.check("a metric of a vendor's table is what its expression says", {
+        let is_right = (found - expected).abs() < 1e-9;
+        is_right.then_some(()).ok_or(format!("{found} found, {expected} expected"))
+    });
     Ok(())
 }
 
