@@ -73,6 +73,7 @@ pub struct Domain {
 
 /// What the host lets a single virtual machine use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "callers write limits down, and add `..default()`")]
 pub struct Limits {
     /// The most counters that each virtual CPU may have loaded, or 0 for as many as there are.  The
     /// machine gets the general counters first, and then the fixed ones.

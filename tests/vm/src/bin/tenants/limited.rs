@@ -83,7 +83,7 @@ pub fn tenant() -> Result<()> {
     // counters have been stopped.
     let mut seen = domain.count(2, |_| true)?;
     drop(domain);
-    seen["refusal"] = refusal_of_a_load().into();
+    seen["refusal"] = refusal_of_a_load();
     say(&seen);
     Ok(())
 }
