@@ -25,7 +25,7 @@ fn main() -> Result<(), perfctr::Error> {
         .configure_from_args();
     for rounds in [1_000, 3_000] {
         criterion.bench_function(&format!("sum of {rounds}"), |bencher| {
-            bencher.iter(|| (0..rounds).map(|n| black_box(n)).sum::<u64>());
+            bencher.iter(|| (0..rounds).map(black_box).sum::<u64>());
         });
     }
     criterion.final_summary();
