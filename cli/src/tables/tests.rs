@@ -16,6 +16,7 @@ const METRICS: &str = r#"[
      "MetricGroup": "Top;Summary", "ScaleUnit": "100%", "BriefDescription": "Work for each cycle"},
     {"MetricName": "Twice", "MetricExpr": "2 * Rate + WORK.DONE", "MetricGroup": "Top"},
     {"MetricName": "Cores", "MetricExpr": "SLOTS.ANY / 2 if #SMT_on else WORK.DONE"},
+    {"MetricName": "Threads", "MetricExpr": "WORK.DONE if #SMT_on else SLOTS.ANY"},
     {"MetricName": "Chosen", "MetricExpr": "WORK.DONE if Rate > 1 else -WORK.DONE"},
     {"MetricName": "Bounds", "MetricExpr": "max(min(WORK.DONE, 5), d_ratio(1, 0 * WORK.DONE))"},
     {"MetricName": "Second", "MetricExpr": "WORK.DONE / duration_time", "ScaleUnit": "1e-3kHz"},
@@ -134,6 +135,7 @@ fn metrics_are_computed_from_counts_and_from_each_other() {
 #[test]
 fn only_what_the_machine_has_chosen_is_counted() {
     assert_eq!(value(&tables(false), "Cores"), Some(30.0));
+    assert_eq!(value(&tables(true), "Threads"), Some(30.0));
     let refused = refusal(&tables(true), "Cores", Modes::AsDefined);
     assert_eq!(refused, Kind::OtherThread.of("SLOTS.ANY"));
 }
