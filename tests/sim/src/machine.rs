@@ -152,6 +152,10 @@ pub struct Vcpu {
     pub module: RefCell<guest_kmod::Vcpu>,
     pub stats: guest_kmod::Stats,
     pub current: Cell<Option<usize>>,
+    /// The thread, if any, to which its kernel has switched last, or is about to.
+    pub next: Cell<Option<usize>>,
+    /// Whether its kernel has to report overflows before a thread continues there.
+    pub report_due: Cell<bool>,
     /// Whether its kernel has interrupted the thread.
     pub busy: Cell<bool>,
     pub online: Cell<bool>,
@@ -283,7 +287,9 @@ pub struct Thread {
     pub failures_before: Cell<u64>,
     /// The control that it was last given, if any.
     pub asked: Cell<Option<Control>>,
-    /// The overflow that it has been told of, if any.
+    /// What was found of its overflows, and is not reported to it yet.
+    pub found: Cell<Option<Signal>>,
+    /// The overflow of which it has got a signal, if any.
     pub signal: Cell<Option<Signal>>,
     /// Whether it may observe the whole system.
     pub admin: Cell<bool>,
