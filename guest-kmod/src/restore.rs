@@ -92,6 +92,8 @@ impl Restoration {
         }
         if (op, answer) == (OP_REGISTER, Ok(())) {
             self.refusal.store(0, Relaxed);
+            // The numbers in the page begin anew, and may come to be what they were.
+            self.seen_frame.store(0, Relaxed);
         }
         match answer {
             Err(Errno::NXIO) if op == OP_LOAD => Err(self.refused().unwrap_or(Errno::NXIO)),
@@ -408,6 +410,19 @@ mod tests {
         assert!(vcpu.interrupted(&host.answer(), &page), "another page");
         assert!(!host.take().contains(&OP_GO_ON));
         assert!(!vcpu.restoration.wants_look());
+    }
+
+    #[test]
+    fn a_page_that_is_registered_once_more_is_new() {
+        let host = Host::new();
+        let page = page(EXECUTING, 3);
+        let vcpu = On::with_page(&host, &page);
+        for _ in 0..2 {
+            assert!(!vcpu.interrupted(&host.answer(), &page), "somebody else's interrupt");
+            vcpu.hypercall(OP_UNREGISTER, &mut []).unwrap();
+            register(&vcpu, 0x55, 4).unwrap();
+            assert!(vcpu.interrupted(&host.answer(), &page), "it has as many overflows again");
+        }
     }
 
     #[test]

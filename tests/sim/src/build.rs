@@ -14,7 +14,7 @@ use crate::contention::Contention;
 use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::Fiber;
-use crate::machine::{Agent, Clock, Counts, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
+use crate::machine::{Agent, Clock, Counts, Cpu, Domain, Level, Life, Machine, Nmi, Thread, Vcpu};
 use crate::perf::Perf;
 use crate::pmu::Pmu;
 use crate::rings::ThreadRing;
@@ -190,6 +190,10 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         needs_counters: Cell::new(false),
         taken: Cell::new(0),
         virq: Cell::new(false),
+        nmi: Cell::new(Nmi::Changed),
+        overflows_seen: Cell::new(None),
+        nmi_was_taken: Cell::new(false),
+        observer: Cell::new(0),
         stop_asked: Cell::new(false),
         user: Cell::default(),
         kernel: Cell::default(),

@@ -207,6 +207,7 @@ impl Machine {
             Action::Schedule(_)
             | Action::Tick
             | Action::Virq
+            | Action::Nmi
             | Action::StopIdle
             | Action::CpuWide
             | Action::Offline
@@ -248,7 +249,8 @@ impl Machine {
                 let counting = &self.domains[vcpu.domain].counting;
                 self.on(index, |cpu| cpu.stop_if_idle(counting));
             }
-            Action::Virq => {
+            Action::Virq | Action::Nmi => {
+                self.take_nmi(index);
                 self.take_virq(index);
                 self.perf_interrupt(index);
             }
@@ -292,6 +294,9 @@ impl Machine {
             }
         }
         let restored = vcpu.lost_page.take();
+        if self.shape.kvm {
+            vcpu.restoration.begin(&Host(self));
+        }
         let online = match domain.answer.get() {
             Some(before) if restored => {
                 self.here(index).restore(handshake_again(&Linux(self), &before))

@@ -118,6 +118,17 @@ pub enum Counts {
     Nothing,
 }
 
+/// What there is to explain an NMI to a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nmi {
+    /// Nothing has happened since the last one, so it is somebody else's.
+    Unexplained,
+    /// Something has that may have changed the vCPU's page.
+    Changed,
+    /// A counter has overflowed.
+    Overflow,
+}
+
 /// A virtual CPU.
 pub struct Vcpu {
     pub domain: usize,
@@ -167,6 +178,15 @@ pub struct Vcpu {
     pub taken: Cell<u64>,
     /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
+    /// What there is to explain an NMI.
+    pub nmi: Cell<Nmi>,
+    /// The number of overflows that the registered page had at the last NMI, if any has come since
+    /// the registration.
+    pub overflows_seen: Cell<Option<u64>>,
+    /// Whether the interrupt that is pending is the work that an NMI has left behind.
+    pub nmi_was_taken: Cell<bool>,
+    /// The observer for whom its kernel has registered a page last.
+    pub observer: Cell<u32>,
     /// Whether it is asked to stop its counters if nobody counts.
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
@@ -206,6 +226,13 @@ impl Vcpu {
     /// Returns the page that its kernel has registered, or had last.
     pub fn page(&self) -> &VcpuPage {
         &self.pages[self.shows.get()]
+    }
+
+    /// Notes what has happened that explains the next NMI.
+    pub fn explain_nmi(&self, by: Nmi) {
+        if self.nmi.get() != Nmi::Overflow {
+            self.nmi.set(by);
+        }
     }
 
     /// Notes from this step on whether what it has loaded counts.

@@ -457,7 +457,7 @@ impl Machine {
         let (vcpu, domain) = (&self.vcpus[index], &self.domains[self.vcpus[index].domain]);
         let busy = self.host_was_busy(vcpu.domain);
         let may = domain.allowed.get() && domain.forbidden.get() == forbidden && !busy;
-        let online = vcpu.module.borrow().is_online();
+        let online = vcpu.online.get() && vcpu.module.borrow().is_online();
         if may
             && online
             && self.events_here(index) != [0; 2]
