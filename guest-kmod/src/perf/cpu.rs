@@ -72,16 +72,16 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         self.vcpu.forget_who_comes();
         self.vcpu.events.enable(true);
         self.revive_events();
-        let mut tell = false;
+        let mut overflowed = false;
         if self.vcpu.events.needs_load() {
-            tell = thread.is_some_and(|(pmu, page)| pmu.load_again(page, self));
+            overflowed = thread.is_some_and(|(pmu, page)| pmu.load_again(page, self));
         }
         if self.vcpu.events.needs_load() {
             self.load_events();
         }
         self.vcpu.events.note_stalled();
         self.update_records();
-        tell
+        overflowed
     }
 
     /// Has the hypervisor record the branches that the events want.  Where it refuses, their
