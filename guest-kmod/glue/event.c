@@ -38,41 +38,42 @@ static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 	return is_now ? time + (local_clock() - booked) : time;
 }
 
-/*
- * perf believes that each event on this CPU counts. So the time in which an
- * event did not count is subtracted from perf's time. has_counted says whether
- * an event that stops counting has counted until now. If not, it has not
- * counted since perf added it.
- */
-static void perfctr_events_settle(bool has_counted)
+u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
 {
-	struct perfctr_core_vcpu *vcpu = perfctr_this_vcpu();
-	struct perf_event *event;
-	unsigned int index;
-	u64 now;
+	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
 
-	if (likely(!perfctr_core_events_unsettled(vcpu)))
-		return;
-	for (index = 0; index < ARRAY_SIZE(perfctr_events); index++) {
-		event = *this_cpu_ptr(&perfctr_events[index]);
-		if (!event)
-			continue;
-		now = perfctr_event_time(event, true);
-		event->total_time_running -= perfctr_core_event_settle(
-			vcpu, index, has_counted ? now : event->tstamp, now);
-	}
+	return which == PERFCTR_EVENT_TIME_ADDED ?
+		       event->tstamp :
+		       perfctr_event_time(event,
+					  which == PERFCTR_EVENT_TIME_NOW);
 }
 
-static void perfctr_events_go_on(bool has_counted)
+void perfctr_glue_event_progress(u32 index,
+				 const struct perfctr_progress *progress)
 {
-	/*
-	 * perf holds locks now, so that no signal can be sent before they are
-	 * free.
-	 */
-	if (perfctr_core_events_enable(perfctr_this_vcpu(),
-				       perfctr_core_of_task(current)))
-		irq_work_queue(this_cpu_ptr(&perfctr_cpus.report));
-	perfctr_events_settle(has_counted);
+	struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
+
+	local64_add(progress->count, &event->count);
+	event->total_time_running -= progress->stalled;
+	if (is_sampling_event(event))
+		local64_set(&event->hw.period_left, progress->left);
+	perf_event_update_userpage(event);
+}
+
+void perfctr_glue_event_stall(u32 index, u64 stalled)
+{
+	struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
+
+	event->total_time_running -= stalled;
+}
+
+/*
+ * perf holds locks now, so that no signal can be sent before they are free. Its
+ * own work for an event is done together with this one.
+ */
+void perfctr_glue_report_later(void)
+{
+	irq_work_queue(this_cpu_ptr(&perfctr_cpus.report));
 }
 
 void perfctr_pmu_enable(struct pmu *unused)
@@ -80,8 +81,8 @@ void perfctr_pmu_enable(struct pmu *unused)
 	unsigned long flags;
 
 	local_irq_save(flags);
-	perfctr_core_events_show(perfctr_this_vcpu());
-	perfctr_events_go_on(false);
+	perfctr_core_events_enable(perfctr_this_vcpu(),
+				   perfctr_core_of_task(current));
 	local_irq_restore(flags);
 }
 
@@ -111,37 +112,20 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 	return at;
 }
 
-/* Returns the registers that the thread had when its event overflowed. */
-static struct pt_regs *perfctr_event_regs(struct perf_event *event,
-					  struct pt_regs *now,
+/* Returns what the core has chosen, or NULL if a kernel thread has none. */
+static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
+					  const struct perfctr_hv_place *place,
 					  struct pt_regs *at)
 {
-	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
-
-	if (now) {
-		place.mode = user_mode(now) ? PERFCTR_PLACE_USER :
-					      PERFCTR_PLACE_KERNEL;
-		place.ip = now->ip;
-		place.sp = now->sp;
-	}
-	switch (perfctr_core_event_registers(perfctr_this_vcpu(), event->hw.idx,
-					     &place)) {
+	switch (which) {
 	case PERFCTR_REGISTERS_INTERRUPTED:
-		return now;
+		return get_irq_regs();
 	case PERFCTR_REGISTERS_PLACE:
-		return perfctr_kernel_regs(&place, at);
+		return perfctr_kernel_regs(place, at);
 	default:
 		return current->flags & PF_KTHREAD ? NULL :
 						     task_pt_regs(current);
 	}
-}
-
-static void perfctr_event_halt(struct perf_event *event)
-{
-	if (event->hw.state & PERF_HES_STOPPED)
-		return;
-	perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx);
-	event->hw.state |= PERF_HES_STOPPED;
 }
 
 /* The core has names of its own for what is in perf's stack of branches. */
@@ -155,8 +139,8 @@ static DEFINE_PER_CPU(struct perfctr_branch_stack, perfctr_branches);
  * Does what perf does for its own PMUs, because perf exports no function for
  * it.
  */
-static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
-				 u64 periods)
+static void perfctr_sample(struct perf_event *event, struct pt_regs *regs,
+			   u64 periods)
 {
 	const struct perf_event *owner = event->parent ?: event;
 	struct perf_sample_data data;
@@ -176,7 +160,7 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 	if (limit && atomic_dec_and_test(&event->event_limit)) {
 		event->pending_kill = POLL_HUP;
 		perfctr_event_disable(event);
-		perfctr_event_halt(event);
+		perfctr_event_stop(event, 0);
 	}
 	event->overflow_handler(event, &data, regs);
 	/*
@@ -189,37 +173,23 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 	}
 }
 
-/*
- * Reports the overflow of an event. `now` has the registers of the interrupt,
- * or is NULL if there was no interrupt.
- */
-static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
+void perfctr_glue_event_sample(u32 index, enum perfctr_registers registers,
+			       const struct perfctr_hv_place *place,
+			       u64 periods)
 {
-	struct pt_regs at, *regs = perfctr_event_regs(event, now, &at);
-	u64 periods = perfctr_core_event_next_period(perfctr_this_vcpu(),
-						     event->hw.idx);
+	struct pt_regs at, *regs = perfctr_event_regs(registers, place, &at);
 
-	if (regs && periods)
-		perfctr_event_sample(event, regs, periods);
+	if (regs)
+		perfctr_sample(*this_cpu_ptr(&perfctr_events[index]), regs,
+			       periods);
 }
 
-/*
- * Adds to perf's numbers what the event has counted since this was called last.
- */
 void perfctr_event_read(struct perf_event *event)
 {
-	struct perfctr_progress progress;
 	unsigned long flags;
 
 	local_irq_save(flags);
-	perfctr_core_event_progress(perfctr_this_vcpu(), event->hw.idx,
-				    perfctr_event_time(event, false),
-				    &progress);
-	local64_add(progress.count, &event->count);
-	event->total_time_running -= progress.stalled;
-	if (is_sampling_event(event))
-		local64_set(&event->hw.period_left, progress.left);
-	perf_event_update_userpage(event);
+	perfctr_core_event_read(perfctr_this_vcpu(), event->hw.idx);
 	local_irq_restore(flags);
 }
 
@@ -231,43 +201,25 @@ void perfctr_event_start(struct perf_event *event, int flags)
 				 local64_read(&event->hw.period_left));
 }
 
-/*
- * If the event has overflowed and the interrupt has not come yet, the overflow
- * is reported here.
- */
+/* Returns whether perf wants its books updated, and has not had it done. */
+static bool perfctr_event_is_unread(const struct perf_event *event, int flags)
+{
+	return flags & PERF_EF_UPDATE && !(event->hw.state & PERF_HES_UPTODATE);
+}
+
 void perfctr_event_stop(struct perf_event *event, int flags)
 {
-	perfctr_event_halt(event);
-	if (!(flags & PERF_EF_UPDATE) || event->hw.state & PERF_HES_UPTODATE)
-		return;
-	perfctr_event_read(event);
-	if (is_sampling_event(event) &&
-	    local64_read(&event->hw.period_left) <= 0) {
-		perfctr_event_tell(event, NULL);
-		perfctr_event_read(event);
-		/*
-		 * perf holds locks now. Its work for this event is done
-		 * together with this one.
-		 */
-		irq_work_queue(this_cpu_ptr(&perfctr_cpus.report));
-	}
-	event->hw.state |= PERF_HES_UPTODATE;
+	bool is_unread = perfctr_event_is_unread(event, flags);
+
+	perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx, is_unread);
+	event->hw.state |= PERF_HES_STOPPED;
+	if (is_unread)
+		event->hw.state |= PERF_HES_UPTODATE;
 }
 
 static bool perfctr_event_is_wide(const struct perf_event *event)
 {
 	return !(event->attach_state & PERF_ATTACH_TASK);
-}
-
-/*
- * The vCPU may have lost its page, because another CPU has called this one, or
- * because the machine slept or was restored. If possible its events go on in
- * perf's page. Otherwise perf's time of them stands still.
- */
-void perfctr_events_page_changed(void)
-{
-	perfctr_core_events_show(perfctr_this_vcpu());
-	perfctr_events_settle(true);
 }
 
 /* Returns the configuration with which the event was opened. */
@@ -309,10 +261,11 @@ int perfctr_event_add(struct perf_event *event, int flags)
 
 void perfctr_event_remove(struct perf_event *event, int flags)
 {
-	perfctr_event_stop(event, PERF_EF_UPDATE);
-	event->total_time_running -= perfctr_core_event_remove(
-		perfctr_this_vcpu(), event->hw.idx,
-		perfctr_event_time(event, false), perfctr_event_is_wide(event));
+	perfctr_core_event_remove(perfctr_this_vcpu(), event->hw.idx,
+				  perfctr_event_is_unread(event,
+							  PERF_EF_UPDATE),
+				  perfctr_event_is_wide(event));
+	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
 	this_cpu_dec(perfctr_cpus.events);
@@ -326,10 +279,8 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 void perfctr_events_overflow(void)
 {
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
-	struct pt_regs *regs = get_irq_regs();
-	struct perf_event *event;
-	unsigned long overflowed;
-	unsigned int index;
+	const struct pt_regs *regs = get_irq_regs();
+	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
 
 	/*
 	 * Without events there is nothing to do, so that threads that sample
@@ -337,19 +288,19 @@ void perfctr_events_overflow(void)
 	 */
 	if (!cpu->events)
 		return;
-	overflowed = perfctr_core_events_overflowed(cpu->core);
-	for_each_set_bit(index, &overflowed, ARRAY_SIZE(perfctr_events))
-	{
-		event = *this_cpu_ptr(&perfctr_events[index]);
-		perfctr_event_read(event);
-		perfctr_event_tell(event, regs);
+	if (regs) {
+		place.mode = user_mode(regs) ? PERFCTR_PLACE_USER :
+					       PERFCTR_PLACE_KERNEL;
+		place.ip = regs->ip;
+		place.sp = regs->sp;
 	}
-	perfctr_events_go_on(true);
 	/*
 	 * Those who wait for these samples are woken and signalled now.
 	 * Otherwise perf would have the CPU interrupt itself for it, as it must
 	 * after an NMI. In a guest that takes a hypercall, or exits.
 	 */
-	if (overflowed && !perfctr_platform->interrupts_by_work)
+	if (perfctr_core_events_interrupt(
+		    cpu->core, perfctr_core_of_task(current), &place) &&
+	    !perfctr_platform->interrupts_by_work)
 		irq_work_run();
 }

@@ -6,12 +6,10 @@
 irqreturn_t perfctr_overflow(int irq, void *unused)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
-	u64 overflows;
 
-	overflows = perfctr_core_interrupt(
-		thread ? perfctr_core_of(thread) : NULL, perfctr_this_vcpu());
-	if (overflows)
-		perfctr_report(thread, overflows);
+	perfctr_report(thread, perfctr_core_interrupt(
+				       thread ? perfctr_core_of(thread) : NULL,
+				       perfctr_this_vcpu()));
 	perfctr_events_overflow();
 	return IRQ_HANDLED;
 }

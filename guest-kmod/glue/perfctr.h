@@ -111,7 +111,6 @@ struct perfctr_subject perfctr_subject_of(struct task_struct *task);
 struct perfctr_ring;
 int perfctr_ring_begin(struct perfctr_thread *thread,
 		       const struct perfctr_ring_request *request);
-void perfctr_ring_record(struct perfctr_thread *thread, u32 counters);
 void perfctr_ring_free(struct perfctr_ring *ring);
 u32 perfctr_ring_pages(const struct perfctr_thread *thread);
 int perfctr_ring_mmap(struct perfctr_thread *thread,
@@ -138,7 +137,6 @@ void perfctr_event_start(struct perf_event *event, int flags);
 void perfctr_event_stop(struct perf_event *event, int flags);
 void perfctr_event_read(struct perf_event *event);
 void perfctr_events_overflow(void);
-void perfctr_events_page_changed(void);
 
 /* overflow.c: the interrupt of an overflow. */
 irqreturn_t perfctr_overflow(int irq, void *unused);

@@ -42,6 +42,24 @@
 #define PERFCTR_UNWATCH_DELAY_MS 10000
 
 /*
+ * A time of an event, by perf's clock.
+ */
+enum perfctr_event_time {
+  /*
+   * The time at which perf added the event.
+   */
+  PERFCTR_EVENT_TIME_ADDED = 0,
+  /*
+   * The time up to which perf's books say how long the event has run.
+   */
+  PERFCTR_EVENT_TIME_BOOKED = 1,
+  /*
+   * The present time.
+   */
+  PERFCTR_EVENT_TIME_NOW = 2,
+};
+
+/*
  * The registers that a sample gets.
  */
 enum perfctr_registers {
@@ -98,6 +116,24 @@ typedef const struct perfctr_core_thread *perfctr_present;
  * The right to the thread's vCPU, or none while a tracer keeps it asleep.
  */
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu_or_asleep;
+
+/*
+ * What perf is given of an event.
+ */
+struct perfctr_progress {
+  /*
+   * The count since perf was last given it.
+   */
+  uint64_t count;
+  /*
+   * Events to the next overflow, if it samples; below 1 if it has overflowed.
+   */
+  int64_t left;
+  /*
+   * The time for which it was stalled since perf was last given that.
+   */
+  uint64_t stalled;
+};
 
 /*
  * How an event was opened: the first fields of Linux's `struct perf_event_attr`.
@@ -177,24 +213,6 @@ struct perfctr_event_config {
    * The branches that its samples have, HvRecord::filter, or 0.
    */
   uint16_t branches;
-};
-
-/*
- * What perf is given of an event.
- */
-struct perfctr_progress {
-  /*
-   * The count since perf was last given it.
-   */
-  uint64_t count;
-  /*
-   * Events to the next overflow, if it samples; below 1 if it has overflowed.
-   */
-  int64_t left;
-  /*
-   * The time for which it was stalled since perf was last given that.
-   */
-  uint64_t stalled;
 };
 
 /*
@@ -300,15 +318,19 @@ struct perfctr_ring_place {
    */
   uint64_t offset;
   /*
-   * What the counter had counted.
+   * The counter's count when its overflow was noticed.
    */
   uint64_t count;
   /*
-   * What the TSC had.
+   * The TSC's count at that time.
    */
   uint64_t tsc;
   /*
-   * Number of callers that have room.
+   * The counter that has overflowed.
+   */
+  uint32_t counter;
+  /*
+   * The number of callers that have room.
    */
   uint32_t callers;
 };
@@ -356,11 +378,6 @@ int perfctr_core_thread_init(struct perfctr_core_thread *memory,
 void perfctr_core_thread_release(const struct perfctr_core_thread *thread);
 
 /*
- * Takes a thread onto the vCPU that runs it now, and counts what that costs.
- */
-uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
-
-/*
  * Takes a thread off the vCPU that ran it, and counts what that costs.
  */
 void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
@@ -369,11 +386,6 @@ void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu 
  * Handles the virtual interrupt of an overflow; see ThreadPmu::interrupt.
  */
 uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
-
-/*
- * Notes that a signal could not be sent; see ThreadPmu::signal_lost.
- */
-void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Returns what to report to the thread after an ioctl; see ThreadPmu::report and `pack`.
@@ -460,6 +472,34 @@ bool perfctr_core_owns_cpus(uint64_t by);
 void perfctr_core_close_cpus(uint64_t by);
 
 /*
+ * Returns a time of an event, by perf's clock.
+ */
+extern uint64_t perfctr_glue_event_time(uint32_t index, enum perfctr_event_time which);
+
+/*
+ * Adds to perf's books what an event has counted, and for how long it was stalled.
+ */
+extern void perfctr_glue_event_progress(uint32_t index, const struct perfctr_progress *progress);
+
+/*
+ * Subtracts this from the time for which perf's books say that an event has run.
+ */
+extern void perfctr_glue_event_stall(uint32_t index, uint64_t stalled);
+
+/*
+ * Has perf take a sample of an event, of which so many periods have passed.
+ */
+extern void perfctr_glue_event_sample(uint32_t index,
+                                      enum perfctr_registers registers,
+                                      const struct perfctr_hv_place *place,
+                                      uint64_t periods);
+
+/*
+ * Has this CPU report overflows as soon as it enables interrupts.
+ */
+extern void perfctr_glue_report_later(void);
+
+/*
  * Finds out what an event needs that is opened with these attributes; see EventConfig::open.
  */
 int perfctr_core_event_open(const struct perfctr_event_attr *attr,
@@ -485,12 +525,9 @@ int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            bool is_wide);
 
 /*
- * Removes an event, and returns for how long it was stalled.
+ * Removes an event; see LocalEvents::remove_event.
  */
-uint64_t perfctr_core_event_remove(perfctr_on_vcpu vcpu,
-                                   uint32_t index,
-                                   uint64_t now,
-                                   bool is_wide);
+void perfctr_core_event_remove(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread, bool is_wide);
 
 /*
  * Lets an event count; see ThisVcpu::start_event(guest_kmod::ThisVcpu::start_event).
@@ -498,34 +535,14 @@ uint64_t perfctr_core_event_remove(perfctr_on_vcpu vcpu,
 void perfctr_core_event_start(perfctr_on_vcpu vcpu, uint32_t index, uint64_t period, int64_t left);
 
 /*
- * Stops an event.
+ * Stops an event; see LocalEvents::stop_event.
  */
-void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index);
+void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread);
 
 /*
- * Returns what an event has counted since this was called last.
+ * Brings perf's books of an event up to date; see LocalEvents::read_event.
  */
-void perfctr_core_event_progress(perfctr_on_vcpu vcpu,
-                                 uint32_t index,
-                                 uint64_t now,
-                                 struct perfctr_progress *out);
-
-/*
- * Returns one bit for each event that has overflowed.
- */
-uint32_t perfctr_core_events_overflowed(perfctr_on_vcpu vcpu);
-
-/*
- * Returns how many periods of an event that has overflowed have passed, and begins the next one.
- */
-uint64_t perfctr_core_event_next_period(perfctr_on_vcpu vcpu, uint32_t index);
-
-/*
- * Returns which registers the sample of an event gets.
- */
-enum perfctr_registers perfctr_core_event_registers(perfctr_on_vcpu vcpu,
-                                                    uint32_t index,
-                                                    struct perfctr_hv_place *interrupted);
+void perfctr_core_event_read(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
  * Fills in the branches before the overflow of an event.
@@ -547,20 +564,14 @@ void perfctr_core_events_disable(perfctr_on_vcpu vcpu);
 /*
  * Does what has to be done when perf enables its PMU.  `thread` are the counters of the thread
  */
-bool perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
+void perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
 
 /*
- * Returns whether each event's stall is to be settled.
+ * Handles the interrupt of an overflow for perf's events.  `thread` are the counters of the thread
  */
-bool perfctr_core_events_unsettled(perfctr_on_vcpu vcpu);
-
-/*
- * Returns for how long an event was stalled.
- */
-uint64_t perfctr_core_event_settle(perfctr_on_vcpu vcpu,
-                                   uint32_t index,
-                                   uint64_t began,
-                                   uint64_t now);
+bool perfctr_core_events_interrupt(perfctr_on_vcpu vcpu,
+                                   perfctr_present thread,
+                                   const struct perfctr_hv_place *interrupted);
 
 /*
  * Says in the kernel's log what this CPU has failed to do.
@@ -606,6 +617,11 @@ const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *v
  * Switches the thread in, and returns what to report to it; see `pack`.
  */
 uint64_t perfctr_core_switch_in(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+
+/*
+ * Switches the thread in, counts what that costs, and returns what to report to it; see `pack`.
+ */
+uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Switches the thread out.
@@ -709,26 +725,36 @@ void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 extern bool perfctr_glue_read_frame(uint64_t address, struct perfctr_frame *frame);
 
 /*
+ * Sends the calling thread the signal of an overflow of these counters. Returns whether the
+ */
+extern bool perfctr_glue_send_signal(uint32_t number, uint32_t counters);
+
+/*
+ * Writes a record of the calling thread to the ring of its counters.
+ */
+extern void perfctr_glue_ring_write(const void *counters, const struct perfctr_ring_place *place);
+
+/*
+ * Wakes whoever waits for records of these counters.
+ */
+extern void perfctr_glue_ring_wake(const void *counters);
+
+/*
+ * Reports overflows to the thread that executes; see Reporter::report.  `overflows` is what
+ */
+void perfctr_core_report_overflows(perfctr_on_thread thread,
+                                   perfctr_on_vcpu vcpu,
+                                   uint64_t overflows);
+
+/*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
 int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_request *request);
 
 /*
- * Returns whether there is room for a record of this counter, and finds the place.
- */
-bool perfctr_core_ring_place(perfctr_on_thread thread,
-                             uint32_t counter,
-                             struct perfctr_ring_place *out);
-
-/*
  * Writes the addresses of the calling thread's callers behind a record; see callers.
  */
 uint32_t perfctr_core_ring_callers(uint64_t frame, uint64_t *out, uint32_t room);
-
-/*
- * Publishes the record that C has written; see Ring::wrote(guest_kmod::Ring::wrote).
- */
-void perfctr_core_ring_wrote(perfctr_on_thread thread);
 
 /*
  * Serves `IOC_RING_TAKE` of anybody; see Ring::take(guest_kmod::Ring::take).
@@ -757,11 +783,6 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
  * Does what has to be done after the rights of the thread that executes have changed without a
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
-
-/*
- * Registers perf's page for perf's events that are here, if no page is registered.
- */
-void perfctr_core_events_show(perfctr_on_vcpu vcpu);
 
 /*
  * Gives back a reference to a container.
@@ -816,6 +837,11 @@ void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
  * Does what has to be done before the machine sleeps.  `present` executes on its last vCPU.
  */
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
+
+/*
+ * Does what has to be done when the machine has slept, on its first vCPU.
+ */
+void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu);
 
 /*
  * Returns the name of statistic `index`, or null behind the last, and its value on all vCPUs.

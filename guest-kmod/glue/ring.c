@@ -88,41 +88,32 @@ bool perfctr_glue_read_frame(u64 address, struct perfctr_frame *frame)
 				       sizeof(*frame));
 }
 
-static void perfctr_ring_write(struct perfctr_thread *thread, u32 counter)
+void perfctr_glue_ring_write(const void *counters,
+			     const struct perfctr_ring_place *place)
 {
+	const struct perfctr_thread *thread =
+		container_of(counters, struct perfctr_thread, core);
 	struct pt_regs *regs = task_pt_regs(current);
-	struct perfctr_ring_place place;
 	struct perfctr_ring_record *record;
 
-	if (!perfctr_core_ring_place(perfctr_core_of(thread), counter, &place))
-		return;
-	record = page_address(thread->ring->page[place.offset >> PAGE_SHIFT]) +
-		 offset_in_page(place.offset);
+	record = page_address(thread->ring->page[place->offset >> PAGE_SHIFT]) +
+		 offset_in_page(place->offset);
 	record->ip = regs->ip;
-	record->count = place.count;
-	record->tsc = place.tsc;
-	record->counter = counter;
+	record->count = place->count;
+	record->tsc = place->tsc;
+	record->counter = place->counter;
 	/* Frame pointers of 32 bits are not followed. */
 	record->callers =
 		perfctr_core_ring_callers(user_64bit_mode(regs) ? regs->bp : 0,
-					  (u64 *)(record + 1), place.callers);
-	perfctr_core_ring_wrote(perfctr_core_of(thread));
+					  (u64 *)(record + 1), place->callers);
 }
 
-/*
- * Writes a record of overflows of the calling thread. `counters` has one bit
- * for each counter. Interrupts are disabled, and no lock is held that waking
- * needs.
- */
-void perfctr_ring_record(struct perfctr_thread *thread, u32 counters)
+void perfctr_glue_ring_wake(const void *counters)
 {
-	unsigned long left = counters;
-	u32 counter;
+	struct perfctr_thread *thread =
+		container_of(counters, struct perfctr_thread, core);
 
-	for_each_set_bit(counter, &left, 32)
-		perfctr_ring_write(thread, counter);
-	if (wq_has_sleeper(&thread->wait) &&
-	    perfctr_core_ring_is_ready(perfctr_core_of(thread)))
+	if (wq_has_sleeper(&thread->wait))
 		wake_up_poll(&thread->wait, EPOLLIN | EPOLLRDNORM);
 }
 

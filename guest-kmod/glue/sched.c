@@ -57,34 +57,29 @@ static bool perfctr_is_queued(int number)
 
 /*
  * Sends the signal of an overflow to the calling thread. The word behind
- * si_code holds the counters. Interrupts are disabled. If the signal is lost,
- * nobody would let the counters go on, so they go on at once.
+ * si_code holds the counters. Interrupts are disabled.
  */
-static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
+bool perfctr_glue_send_signal(u32 number, u32 counters)
 {
 	struct kernel_siginfo info;
 
 	clear_siginfo(&info);
-	info.si_signo = signal >> 32;
+	info.si_signo = number;
 	info.si_code = PERFCTR_SIGNAL_CODE;
-	info.si_pid = (u32)signal;
-	if (!send_sig_info(info.si_signo, &info, current) &&
-	    perfctr_is_queued(info.si_signo))
-		return;
-	perfctr_core_signal_lost(perfctr_core_of(thread), perfctr_this_vcpu());
+	info.si_pid = counters;
+	return !send_sig_info(info.si_signo, &info, current) &&
+	       perfctr_is_queued(info.si_signo);
 }
 
 /*
- * Reports overflows to the thread as the core has decided. `overflows` has a
- * signal's number in its high half, and otherwise the counters for which
- * records are written. Interrupts are disabled.
+ * Reports overflows that the core has found to the calling thread. Interrupts
+ * are disabled, and no lock is held that a signal needs.
  */
 void perfctr_report(struct perfctr_thread *thread, u64 overflows)
 {
-	if (overflows >> 32)
-		perfctr_signal(thread, overflows);
-	else if (overflows)
-		perfctr_ring_record(thread, overflows);
+	if (overflows)
+		perfctr_core_report_overflows(perfctr_core_of(thread),
+					      perfctr_this_vcpu(), overflows);
 }
 
 /*

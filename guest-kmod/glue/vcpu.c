@@ -36,7 +36,6 @@ static void perfctr_called(void *call)
 {
 	perfctr_core_called(call, perfctr_this_vcpu(),
 			    perfctr_core_of_task(current));
-	perfctr_events_page_changed();
 }
 
 void perfctr_glue_call_all(const void *call)
@@ -92,8 +91,7 @@ static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 
 static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
-	perfctr_core_vcpu_online(perfctr_this_vcpu(), 0);
-	perfctr_events_page_changed();
+	perfctr_core_vcpu_wake(perfctr_this_vcpu());
 	perfctr_resume_current();
 }
 

@@ -11,6 +11,7 @@
 //! * `stall` is for how long an event has not counted although perf takes it for one that counts.
 //! * `sample` is what a sample says of where its event has overflowed.
 //! * `cpu` is what perf's PMU does on a vCPU.
+//! * `local` is in which order perf's callbacks do that.
 //!
 //! Events are *live* while what they hold is loaded and each has a `Phys*` to subtract.  They are
 //! folded whenever that ends: when perf disables its PMU, when something else is to be loaded, and
@@ -24,12 +25,14 @@ mod branches;
 mod cpu;
 mod event;
 pub(crate) mod held;
+mod local;
 mod sample;
 mod stall;
 
 pub use branches::BranchStack;
 pub use event::{EventAttr, EventConfig};
 pub use held::{Progress, fit};
+pub use local::{EventTime, LocalEvents};
 pub use sample::Registers;
 
 #[cfg(test)]

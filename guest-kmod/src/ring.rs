@@ -114,6 +114,22 @@ impl Ring {
     }
 }
 
+/// The place of a ring's next record, and what is written there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RingPlace {
+    /// Unit: bytes from the beginning of the ring.
+    pub offset: u64,
+    /// The counter's count when its overflow was noticed.
+    pub count: u64,
+    /// The TSC's count at that time.
+    pub tsc: u64,
+    /// The counter that has overflowed.
+    pub counter: u32,
+    /// The number of callers that have room.
+    pub callers: u32,
+}
+
 /// What is on a thread's stack where its frame pointer points to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

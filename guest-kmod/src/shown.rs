@@ -136,7 +136,7 @@ impl Pages {
     fn is_for(&self, subject: &Subject) -> bool {
         let for_perf = self.is_perfs && self.perf.is_some_and(|(last, _)| last == *subject);
         let open = Subject { kind: SUBJECT_OPEN, ..*subject };
-        for_perf || subject.kind != SUBJECT_GUARDED && self.shown.may_execute(&open)
+        for_perf || is_open(subject) && self.shown.may_execute(&open)
     }
 }
 
@@ -198,6 +198,13 @@ impl Vcpu {
     /// what is.
     pub fn lacks_page_of(&self, observer: &Observer) -> bool {
         self.pages.shown.number != observer.number
+    }
+
+    /// Returns the number for which perf's page was registered last, if that was for this subject
+    /// and may be registered for it again.
+    pub fn number_of_perf(&self, subject: &Subject) -> Option<u32> {
+        let before = self.pages.perf.filter(|(last, _)| last == subject && is_open(subject));
+        before.map(|(_, number)| number)
     }
 
     /// Notes that perf's PMU is enabled, so no switch is under way.
@@ -288,28 +295,26 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     }
 
     /// Registers the vCPU's page, which is perf's, for this subject, after [`Self::make_room`].
-    /// The hypervisor clears what another subject has counted, since `fresh` gives a number that
-    /// nobody has.
+    /// `number` is what [`Vcpu::number_of_perf`] has returned, or one that nobody has. The
+    /// hypervisor then clears what another subject has counted.
     ///
     /// # Errors
     ///
     /// The errors of the hypercall.
-    pub fn show_perfs(
-        &mut self,
-        subject: &Subject,
-        fresh: impl FnOnce() -> u32,
-    ) -> Result<(), Errno> {
+    pub fn show_perfs(&mut self, subject: &Subject, number: u32) -> Result<(), Errno> {
         let frame = self.frame();
-        let open = subject.kind != SUBJECT_GUARDED;
-        let before = self.vcpu.pages.perf.filter(|(last, _)| last == subject && open);
-        let number = before.map_or_else(fresh, |(_, number)| number);
         let Subject { container, uid, .. } = *subject;
-        let uid = if open { uid } else { NO_UID };
+        let uid = if is_open(subject) { uid } else { NO_UID };
         self.show_frame(frame, &Observer { container, uid, number, sees_kernel: false })?;
         let pages = &mut self.vcpu.pages;
         (pages.is_perfs, pages.perf) = (true, Some((*subject, number)));
         Ok(())
     }
+}
+
+/// Returns whether anybody may look into what the subject does.
+const fn is_open(subject: &Subject) -> bool {
+    subject.kind != SUBJECT_GUARDED
 }
 
 #[cfg(test)]
@@ -344,7 +349,8 @@ mod tests {
 
         fn show_perfs(&self, subject: &Subject, fresh: u32) {
             self.on(0, |cpu| {
-                cpu.make_room().and_then(|()| cpu.show_perfs(subject, || fresh)).unwrap();
+                let number = cpu.vcpu.number_of_perf(subject).unwrap_or(fresh);
+                cpu.make_room().and_then(|()| cpu.show_perfs(subject, number)).unwrap();
             });
         }
 
@@ -535,10 +541,7 @@ mod tests {
         assert_eq!(machine.leave_to(&program(1001)), Leave::Stay);
         assert_eq!(machine.leave_to(&program(1002)), Leave::Hide);
         assert_eq!(number(&program(1001), 21), 20, "nobody else was here");
-        machine.on(0, |cpu| {
-            let none = || unreachable!("it takes no number that it does not need");
-            cpu.make_room().and_then(|()| cpu.show_perfs(&program(1001), none)).unwrap();
-        });
+        assert_eq!(machine.on(0, |cpu| cpu.vcpu.number_of_perf(&program(1001))), Some(20));
         assert_eq!(number(&program(1002), 22), 22);
         assert_eq!(number(&program(1001), 23), 23);
         assert_eq!(number(&guarded(1001), 24), 24);

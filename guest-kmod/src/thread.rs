@@ -20,7 +20,7 @@ use crate::vcpu::{Counting, Loaded, ThisVcpu};
 
 mod plain;
 
-pub use plain::{Switch, switch_in, switch_out};
+pub use plain::{Switch, switch_in, switch_in_measured, switch_out};
 
 /// What the counters do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,6 +277,14 @@ impl ThreadPmu {
     /// Returns whether anything is to be counted.
     pub fn counts(&self) -> bool {
         self.running != Running::Stopped
+    }
+
+    /// Returns whether its user's page has to be registered where the thread executes, after a
+    /// request of the thread itself or of its tracer, while it is asleep.  `before` says whether it
+    /// had to be before.
+    pub fn needs_page(&self, is_asleep: bool, before: bool) -> bool {
+        // A thread that is asleep may be in the middle of a read, which needs the page.
+        self.counts() || is_asleep && before
     }
 
     /// Serves `IOC_CONTROL` by the thread itself.

@@ -7,8 +7,8 @@ use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::ptr::{null, null_mut};
 
-use guest_kmod::Admission;
 use guest_kmod::publish::published;
+use guest_kmod::{Admission, LocalVcpu};
 use shared_abi::Errno;
 use shared_abi::ioctl::{
     Control, CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP, Sums,
@@ -230,31 +230,30 @@ pub extern "C" fn perfctr_core_close_cpus(by: u64) {
 
 impl OnVcpu<'_> {
     /// Starts to count everything that executes on this CPU, with this CPU's counters and as they
-    /// were set, while the mutex of the CPUs is held; see
-    /// [`ThisVcpu::start_cpu_wide`](guest_kmod::ThisVcpu::start_cpu_wide).
-    pub(crate) fn start_cpu_wide(
+    /// were set, while the mutex of the CPUs is held; see [`LocalVcpu::start_cpu_wide`].
+    pub(crate) fn start_counting_cpu_wide(
         &mut self,
         counters: &ThreadObject,
-        mut present: Present<'_>,
+        present: &mut Present<'_>,
     ) -> Result<(), Errno> {
         let caps = pmu()?;
         // SAFETY: whoever has called this CPU holds the mutex until it has answered.
         let control = unsafe { &*counters.control.get() };
-        self.suspend(&mut present);
-        self.show_page_of(counters);
         // SAFETY: this CPU executes this with interrupts disabled, and whoever has called it has
         // given its counters and holds the mutex of the CPUs.
         let mut own = unsafe { OnThread::new(counters) };
-        let mut thread = present.on_thread();
-        let thread = thread.as_mut().map(OnThread::pmu);
-        self.cpu().start_cpu_wide(own.pmu(), thread, &COUNTING, &caps, control)?;
+        self.start_cpu_wide(counters.user, present, Self::suspend, |vcpu, present| {
+            let mut thread = present.on_thread();
+            let thread = thread.as_mut().map(OnThread::pmu);
+            vcpu.cpu().start_cpu_wide(own.pmu(), thread, &COUNTING, &caps, control)
+        })?;
         self.object().cpu_wide.running.set(counters);
         Ok(())
     }
 
     /// Stops CPU-wide counting on this CPU, if it has begun; see
     /// [`ThisVcpu::stop_cpu_wide`](guest_kmod::ThisVcpu::stop_cpu_wide).
-    pub(crate) fn stop_cpu_wide(&mut self) {
+    pub(crate) fn stop_counting_cpu_wide(&mut self) {
         let counters = self.object().cpu_wide.running.replace(null());
         // SAFETY: they are freed after each CPU has been called to stop, and before that a CPU that
         // goes offline has stopped.

@@ -6,13 +6,28 @@
 use core::ffi::c_int;
 use core::slice;
 
-use guest_kmod::perf::{BranchStack, EventAttr, EventConfig, Progress, Registers, fit};
+use guest_kmod::perf::{
+    BranchStack, EventAttr, EventConfig, EventTime, LocalEvents, Progress, Registers, fit,
+};
 use shared_abi::hypercall::{FEATURE_BRANCHES, HvPlace};
 
 use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, Present};
-use crate::shown::{executing, observer_of};
+use crate::shown::observer_of;
 use crate::to_return;
+
+unsafe extern "C" {
+    /// Returns a time of an event, by perf's clock.
+    fn perfctr_glue_event_time(index: u32, which: EventTime) -> u64;
+    /// Adds to perf's books what an event has counted, and for how long it was stalled.
+    fn perfctr_glue_event_progress(index: u32, progress: &Progress);
+    /// Subtracts this from the time for which perf's books say that an event has run.
+    fn perfctr_glue_event_stall(index: u32, stalled: u64);
+    /// Has perf take a sample of an event, of which so many periods have passed.
+    fn perfctr_glue_event_sample(index: u32, registers: Registers, place: &HvPlace, periods: u64);
+    /// Has this CPU report overflows as soon as it enables interrupts.
+    fn perfctr_glue_report_later();
+}
 
 /// Finds out what an event needs that is opened with these attributes; see [`EventConfig::open`].
 ///
@@ -52,11 +67,7 @@ pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, coun
 }
 
 /// Adds an event, and returns its number.  `thread` are the counters of the thread that executes,
-/// if it has any.
-///
-/// If the registered page may not show the event, perf's page is registered in its place; see
-/// [`Vcpu::event_needs_page`](guest_kmod::Vcpu::event_needs_page) and
-/// [`ThisVcpu::add_event`](guest_kmod::ThisVcpu::add_event).
+/// if it has any.  See [`LocalEvents::add_event`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_add(
     mut vcpu: OnVcpu<'_>,
@@ -64,45 +75,25 @@ pub extern "C" fn perfctr_core_event_add(
     mut thread: Present<'_>,
     is_wide: bool,
 ) -> c_int {
-    let present = executing();
     let own = observer_of(thread.object());
-    if vcpu.cpu().vcpu.event_needs_page(&present, own, is_wide) {
-        // Where it is refused, so is the event.
-        let _ = vcpu.show_perfs(&present);
-    }
-    let mut cpu = vcpu.cpu();
     let mut thread = thread.on_thread();
     let kept = thread.as_mut().and_then(|thread| thread.pmu().0.needs());
-    match cpu.add_event(event, kept) {
-        Ok(index) => {
-            if is_wide {
-                cpu.vcpu.wide_event_comes();
-            }
-            index as c_int
-        }
+    match vcpu.add_event(event, own, kept, is_wide) {
+        Ok(index) => index as c_int,
         Err(errno) => errno.to_return(),
     }
 }
 
-/// Removes an event, and returns for how long it was stalled.
-///
-/// See [`ThisVcpu::remove_event`](guest_kmod::ThisVcpu::remove_event) and
-/// [`Vcpu::event_goes`](guest_kmod::Vcpu::event_goes).
+/// Removes an event; see [`LocalEvents::remove_event`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_remove(
     mut vcpu: OnVcpu<'_>,
     index: u32,
-    now: u64,
+    is_unread: bool,
     is_wide: bool,
-) -> u64 {
-    let present = executing();
-    let mut cpu = vcpu.cpu();
-    let stalled = cpu.remove_event(index, now);
-    if cpu.vcpu.event_goes(&present, is_wide) {
-        // What the hypervisor refuses is asked for again at the next switch.
-        let _ = vcpu.hide();
-    }
-    stalled
+) {
+    // What the hypervisor refuses is asked for again at the next switch.
+    let _ = vcpu.remove_event(index, is_unread, is_wide);
 }
 
 /// Lets an event count; see [`ThisVcpu::start_event`](guest_kmod::ThisVcpu::start_event).
@@ -116,45 +107,16 @@ pub extern "C" fn perfctr_core_event_start(
     vcpu.cpu().start_event(index, period, left);
 }
 
-/// Stops an event.
+/// Stops an event; see [`LocalEvents::stop_event`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_stop(mut vcpu: OnVcpu<'_>, index: u32) {
-    vcpu.cpu().stop_event(index);
+pub extern "C" fn perfctr_core_event_stop(mut vcpu: OnVcpu<'_>, index: u32, is_unread: bool) {
+    vcpu.stop_event(index, is_unread);
 }
 
-/// Returns what an event has counted since this was called last; see
-/// [`ThisVcpu::progress_of_event`](guest_kmod::ThisVcpu::progress_of_event).
+/// Brings perf's books of an event up to date; see [`LocalEvents::read_event`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_progress(
-    mut vcpu: OnVcpu<'_>,
-    index: u32,
-    now: u64,
-    out: &mut Progress,
-) {
-    *out = vcpu.cpu().progress_of_event(index, now);
-}
-
-/// Returns one bit for each event that has overflowed.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_events_overflowed(mut vcpu: OnVcpu<'_>) -> u32 {
-    vcpu.cpu().overflowed_events()
-}
-
-/// Returns how many periods of an event that has overflowed have passed, and begins the next one.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_next_period(mut vcpu: OnVcpu<'_>, index: u32) -> u64 {
-    vcpu.cpu().next_period_of_event(index)
-}
-
-/// Returns which registers the sample of an event gets; see
-/// [`ThisVcpu::registers_of_event`](guest_kmod::ThisVcpu::registers_of_event).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_registers(
-    mut vcpu: OnVcpu<'_>,
-    index: u32,
-    interrupted: &mut HvPlace,
-) -> Registers {
-    vcpu.cpu().registers_of_event(index, interrupted)
+pub extern "C" fn perfctr_core_event_read(mut vcpu: OnVcpu<'_>, index: u32) {
+    vcpu.read_event(index);
 }
 
 /// Fills in the branches before the overflow of an event; see
@@ -182,31 +144,54 @@ pub extern "C" fn perfctr_core_events_disable(mut vcpu: OnVcpu<'_>) {
 }
 
 /// Does what has to be done when perf enables its PMU.  `thread` are the counters of the thread
-/// that executes, if it has any.  Returns whether to report an overflow to that thread.
+/// that executes, if it has any.  See [`LocalEvents::enable_events`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_events_enable(
+pub extern "C" fn perfctr_core_events_enable(mut vcpu: OnVcpu<'_>, mut thread: Present<'_>) {
+    // What the hypervisor refuses is asked for again when perf enables its PMU next.
+    let _ = vcpu.enable_events(|vcpu| enable(vcpu, &mut thread));
+}
+
+/// Handles the interrupt of an overflow for perf's events.  `thread` are the counters of the thread
+/// that executes, if it has any, and `interrupted` is what the interrupt has stopped.  Returns
+/// whether any event has overflowed.  See [`LocalEvents::interrupt_events`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_events_interrupt(
     mut vcpu: OnVcpu<'_>,
     mut thread: Present<'_>,
+    interrupted: &HvPlace,
 ) -> bool {
+    vcpu.interrupt_events(interrupted, |vcpu| enable(vcpu, &mut thread))
+}
+
+fn enable(vcpu: &mut OnVcpu<'_>, thread: &mut Present<'_>) -> bool {
     let mut thread = thread.on_thread();
     vcpu.cpu().enable_events(thread.as_mut().map(OnThread::pmu))
 }
 
-/// Returns whether each event's stall is to be settled; see
-/// [`ThisVcpu::events_are_unsettled`](guest_kmod::ThisVcpu::events_are_unsettled).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_events_unsettled(mut vcpu: OnVcpu<'_>) -> bool {
-    vcpu.cpu().events_are_unsettled()
-}
+impl LocalEvents for OnVcpu<'_> {
+    fn time(&mut self, index: u32, which: EventTime) -> u64 {
+        // SAFETY: the core has added the event here and has not removed it.
+        unsafe { perfctr_glue_event_time(index, which) }
+    }
 
-/// Returns for how long an event was stalled; see
-/// [`ThisVcpu::settle_event`](guest_kmod::ThisVcpu::settle_event).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_settle(
-    mut vcpu: OnVcpu<'_>,
-    index: u32,
-    began: u64,
-    now: u64,
-) -> u64 {
-    vcpu.cpu().settle_event(index, began, now)
+    fn book_progress(&mut self, index: u32, progress: &Progress) {
+        // SAFETY: the core has added the event here and has not removed it.
+        unsafe { perfctr_glue_event_progress(index, progress) }
+    }
+
+    fn book_stall(&mut self, index: u32, stalled: u64) {
+        // SAFETY: C forgets the event only after the entry that removes it has returned.
+        unsafe { perfctr_glue_event_stall(index, stalled) }
+    }
+
+    fn sample(&mut self, index: u32, registers: Registers, place: &HvPlace, periods: u64) {
+        // SAFETY: the core has added the event here and has not removed it.  C may pass this vCPU
+        // to other entries meanwhile, as the only right to use it: nothing of it is borrowed here.
+        unsafe { perfctr_glue_event_sample(index, registers, place, periods) }
+    }
+
+    fn report_later(&mut self) {
+        // SAFETY: C queues a work on this CPU, which does nothing before interrupts are enabled.
+        unsafe { perfctr_glue_report_later() }
+    }
 }

@@ -72,7 +72,7 @@ unsafe extern "C" {
 }
 
 /// Linux, on the vCPU that executes this.
-struct Linux {
+pub struct Linux {
     restoration: Restoration,
 }
 
@@ -224,15 +224,10 @@ fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }
 
-/// Takes a thread onto the vCPU that runs it now, and counts what that costs.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_switch_in_measured(
-    mut thread: OnThread<'_>,
-    mut vcpu: OnVcpu<'_>,
-) -> u64 {
-    vcpu.show_page_if_needed(thread.object());
-    let (pmu, page) = thread.pmu();
-    pack(pmu.switch_in_measured(page, &mut vcpu.cpu()))
+/// Converts what `pack` has made.
+fn unpack(overflows: u64) -> Option<Signal> {
+    let signal = Signal { number: (overflows >> 32) as u32, counters: overflows as u32 };
+    (overflows != 0).then_some(signal)
 }
 
 /// Takes a thread off the vCPU that ran it, and counts what that costs.
@@ -252,13 +247,6 @@ pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnV
     });
     cpu.count_interrupt(signal.is_some());
     pack(signal)
-}
-
-/// Notes that a signal could not be sent; see [`ThreadPmu::signal_lost`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_signal_lost(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) {
-    let (pmu, page) = thread.pmu();
-    pmu.signal_lost(page, &mut vcpu.cpu());
 }
 
 /// Returns what to report to the thread after an ioctl; see [`ThreadPmu::report`] and `pack`.

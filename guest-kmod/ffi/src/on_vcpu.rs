@@ -7,8 +7,8 @@
 use core::marker::PhantomData;
 
 use guest_kmod::overflow::Signal;
-use guest_kmod::thread::{Switch, switch_in, switch_out};
-use guest_kmod::{ThisVcpu, ThreadPmu};
+use guest_kmod::thread::{Switch, switch_in, switch_in_measured, switch_out};
+use guest_kmod::{LocalVcpu, ThisVcpu, ThreadPmu};
 use shared_abi::ThreadPage;
 
 use crate::{Linux, ThreadObject, VcpuObject, pack};
@@ -152,7 +152,11 @@ impl Switch for Here<'_> {
 
     #[inline(always)]
     fn show_page(&mut self) {
-        self.vcpu.show_page_if_needed(self.thread.object());
+        let thread = self.thread.object();
+        if thread.needs_page.get() {
+            // If that is refused, threads that count here get the error.
+            let _ = self.vcpu.show_page_of(thread.user);
+        }
     }
 
     #[inline(always)]
@@ -165,6 +169,12 @@ impl Switch for Here<'_> {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_in(thread: OnThread<'_>, vcpu: OnVcpu<'_>) -> u64 {
     switch_in(Here { thread, vcpu })
+}
+
+/// Switches the thread in, counts what that costs, and returns what to report to it; see `pack`.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_switch_in_measured(thread: OnThread<'_>, vcpu: OnVcpu<'_>) -> u64 {
+    switch_in_measured(Here { thread, vcpu })
 }
 
 /// Switches the thread out.

@@ -4,6 +4,7 @@
 use core::ffi::{c_int, c_void};
 use core::slice;
 
+use guest_kmod::LocalVcpu;
 use guest_kmod::mapping::{Mappable, Mapped, Mapping, may_map};
 use guest_kmod::policy::{Rights, may_lock};
 use guest_kmod::requests::{Descriptor, GuestFacts, admit, info, judge};
@@ -151,22 +152,21 @@ pub unsafe extern "C" fn perfctr_core_operate(
     number: u32,
     control: *const Control,
 ) -> c_int {
-    let mut vcpu = vcpu.on_vcpu();
-    if let Some(vcpu) = &mut vcpu {
-        // A thread that does not count yet may find another user's page registered.
-        vcpu.show_page_of(thread.object());
-    }
-    let is_asleep = vcpu.is_none();
-    let operated = match number {
+    let object = thread.object();
+    let mut operate = |vcpu: Option<&mut OnVcpu<'_>>| match number {
         // SAFETY: C holds the mutex, and has copied the control.
         IOC_CONTROL => unsafe { set_control(&mut thread, vcpu, &*control) },
         IOC_RESUME => go_on(&mut thread, vcpu),
         _ => Err(Errno::NOTTY),
     };
-    let counts = thread.pmu().0.counts();
-    let needs_page = &thread.object().needs_page;
-    // A thread that is asleep may be in the middle of a read, which needs the page.
-    needs_page.set(counts || is_asleep && needs_page.get());
+    let vcpu = vcpu.on_vcpu();
+    let is_asleep = vcpu.is_none();
+    let operated = match vcpu {
+        Some(mut vcpu) => vcpu.operate(object.user, |vcpu| operate(Some(vcpu))),
+        None => operate(None),
+    };
+    let needs_page = &object.needs_page;
+    needs_page.set(thread.pmu().0.needs_page(is_asleep, needs_page.get()));
     to_return(operated)
 }
 
@@ -177,14 +177,14 @@ pub unsafe extern "C" fn perfctr_core_operate(
 /// C holds the thread's mutex.
 unsafe fn set_control(
     thread: &mut OnThread<'_>,
-    vcpu: Option<OnVcpu<'_>>,
+    vcpu: Option<&mut OnVcpu<'_>>,
     control: &Control,
 ) -> Result<(), Errno> {
     let caps = pmu()?;
     let object = thread.object();
     let (pmu, page) = thread.pmu();
     match vcpu {
-        Some(mut vcpu) => pmu.control(page, &mut vcpu.cpu(), &COUNTING, &caps, control)?,
+        Some(vcpu) => pmu.control(page, &mut vcpu.cpu(), &COUNTING, &caps, control)?,
         None => pmu.control_asleep(page, &COUNTING, &caps, control)?,
     }
     // SAFETY: C holds the mutex under which this is changed and read.
@@ -193,10 +193,10 @@ unsafe fn set_control(
 }
 
 #[inline(never)]
-fn go_on(thread: &mut OnThread<'_>, vcpu: Option<OnVcpu<'_>>) -> Result<(), Errno> {
+fn go_on(thread: &mut OnThread<'_>, vcpu: Option<&mut OnVcpu<'_>>) -> Result<(), Errno> {
     let (pmu, page) = thread.pmu();
     match vcpu {
-        Some(mut vcpu) => pmu.go_on(page, &mut vcpu.cpu()),
+        Some(vcpu) => pmu.go_on(page, &mut vcpu.cpu()),
         None => pmu.go_on_asleep(),
     }
 }

@@ -1,31 +1,75 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's ring as C sees it.
+//! Reports to a thread, and its ring, as C sees them.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+use core::ptr::from_ref;
 
-use guest_kmod::ring::{Frame, callers};
+use guest_kmod::overflow::Signal;
+use guest_kmod::ring::{Frame, RingPlace, callers};
+use guest_kmod::{Reporter, Ring, ThreadPmu};
+use shared_abi::ThreadPage;
 use shared_abi::ring::RingRequest;
 
-use crate::on_vcpu::OnThread;
-use crate::{ThreadObject, to_return};
+use crate::on_vcpu::{OnThread, OnVcpu};
+use crate::{ThreadObject, to_return, unpack};
 
 unsafe extern "C" {
     /// Reads a frame of the calling thread's stack. Returns whether it is in memory.
     fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool;
+    /// Sends the calling thread the signal of an overflow of these counters. Returns whether the
+    /// thread will get it.
+    fn perfctr_glue_send_signal(number: u32, counters: u32) -> bool;
+    /// Writes a record of the calling thread to the ring of its counters.
+    fn perfctr_glue_ring_write(counters: *const c_void, place: &RingPlace);
+    /// Wakes whoever waits for records of these counters.
+    fn perfctr_glue_ring_wake(counters: *const c_void);
 }
 
-/// The place of a ring's next record, and what is written there.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct RingPlace {
-    /// Unit: bytes from the beginning of the ring.
-    offset: u64,
-    /// What the counter had counted.
-    count: u64,
-    /// What the TSC had.
-    tsc: u64,
-    /// Number of callers that have room.
-    callers: u32,
+/// Reports overflows to the thread that executes; see [`Reporter::report`].  `overflows` is what
+/// `pack` has made.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_report_overflows(
+    thread: OnThread<'_>,
+    vcpu: OnVcpu<'_>,
+    overflows: u64,
+) {
+    if let Some(found) = unpack(overflows) {
+        Reporting { thread, vcpu }.report(found);
+    }
+}
+
+/// The thread that executes, and its vCPU.
+struct Reporting<'a> {
+    thread: OnThread<'a>,
+    vcpu: OnVcpu<'a>,
+}
+
+impl Reporter for Reporting<'_> {
+    fn with_ring<R>(&mut self, run: impl FnOnce(&ThreadPmu, &ThreadPage, &Ring) -> R) -> R {
+        let ring = &self.thread.object().ring;
+        let (pmu, page) = self.thread.pmu();
+        run(pmu, page, ring)
+    }
+
+    fn send(&mut self, signal: Signal) -> bool {
+        // SAFETY: the calling thread executes this outside of all locks that sending needs.
+        unsafe { perfctr_glue_send_signal(signal.number, signal.counters) }
+    }
+
+    fn signal_lost(&mut self) {
+        let (pmu, page) = self.thread.pmu();
+        pmu.signal_lost(page, &mut self.vcpu.cpu());
+    }
+
+    fn write(&mut self, place: &RingPlace) {
+        // SAFETY: the place is in the ring, and nobody else writes there.
+        unsafe { perfctr_glue_ring_write(from_ref(self.thread.object()).cast(), place) }
+    }
+
+    fn wake(&mut self) {
+        // SAFETY: the calling thread executes this outside of all locks that waking needs.
+        unsafe { perfctr_glue_ring_wake(from_ref(self.thread.object()).cast()) }
+    }
 }
 
 /// Serves `IOC_RING`; see [`ThreadPmu::begin_ring`](guest_kmod::ThreadPmu::begin_ring).
@@ -36,21 +80,6 @@ pub extern "C" fn perfctr_core_ring_begin(
 ) -> c_int {
     let ring = &thread.object().ring;
     to_return(thread.pmu().0.begin_ring(ring, request))
-}
-
-/// Returns whether there is room for a record of this counter, and finds the place.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_ring_place(
-    mut thread: OnThread<'_>,
-    counter: u32,
-    out: &mut RingPlace,
-) -> bool {
-    let ring = &thread.object().ring;
-    let (pmu, page) = thread.pmu();
-    let Some(offset) = ring.place(page) else { return false };
-    let (count, tsc) = pmu.counted(counter as usize);
-    *out = RingPlace { offset, count, tsc, callers: ring.callers() };
-    true
 }
 
 /// Writes the addresses of the calling thread's callers behind a record; see [`callers`].
@@ -74,13 +103,6 @@ pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, ro
         found += 1;
     }
     found
-}
-
-/// Publishes the record that C has written; see [`Ring::wrote`](guest_kmod::Ring::wrote).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_ring_wrote(mut thread: OnThread<'_>) {
-    let ring = &thread.object().ring;
-    ring.wrote(thread.pmu().1);
 }
 
 /// Serves `IOC_RING_TAKE` of anybody; see [`Ring::take`](guest_kmod::Ring::take).

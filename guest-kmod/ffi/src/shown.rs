@@ -3,13 +3,13 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use guest_kmod::shown::{Leave, Observer, Subject};
-use shared_abi::Errno;
+use guest_kmod::shown::{Observer, Subject};
+use guest_kmod::{LocalVcpu, ThisVcpu, Vcpu};
 
-use crate::ThreadObject;
 use crate::observers::new_number_of_perf;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::users::User;
+use crate::{Linux, ThreadObject};
 
 unsafe extern "C" {
     /// Describes the thread that executes this.
@@ -29,121 +29,72 @@ pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
     Some(thread.filter(|thread| thread.needs_page.get())?.user.observer.number)
 }
 
-impl OnVcpu<'_> {
-    /// Takes back the page that is registered, if any.
-    pub(crate) fn hide(&mut self) -> Result<(), Errno> {
-        self.cpu().unregister()?;
-        let object = self.object();
-        // The other one may be freed now.
-        object.page.set(object.perfs);
-        Ok(())
+impl LocalVcpu for OnVcpu<'_> {
+    type Kernel = Linux;
+    type User = &'static User;
+
+    #[inline(always)]
+    fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux>) -> R) -> R {
+        run(&mut self.cpu())
     }
 
-    /// Registers the page of the user whose counters these are, unless it is already registered. If
-    /// that is refused, threads that count here get the error.
-    pub(crate) fn show_page_of(&mut self, thread: &ThreadObject) {
-        if self.cpu().vcpu.lacks_page_of(&thread.user.observer) {
-            let _ = self.show(thread.user);
-        }
+    #[inline(always)]
+    fn with_state<R>(&mut self, run: impl FnOnce(&mut Vcpu) -> R) -> R {
+        run(self.cpu().vcpu)
     }
 
-    /// Registers a user's page in place of what is registered. Before the page is freed, every vCPU
-    /// unregisters it.
-    fn show(&mut self, user: &User) -> Result<(), Errno> {
-        self.cpu().make_room()?;
+    fn executing(&self) -> Subject {
+        executing()
+    }
+
+    #[inline(always)]
+    fn observer_of(user: &'static User) -> Observer {
+        user.observer
+    }
+
+    fn choose_page_of(&mut self, user: &'static User) {
         let object = self.object();
         // SAFETY: this is a possible vCPU.
         object.page.set(unsafe { user.page(object.number) });
-        // Nobody takes a refused page back, so it may be freed at any time.
-        self.cpu().show(&user.observer).inspect_err(|_| object.page.set(object.perfs))
     }
 
-    /// Does [`show_page_of`](Self::show_page_of) for a thread that is switched in, if it needs the
-    /// page.
-    #[inline(always)]
-    pub(crate) fn show_page_if_needed(&mut self, thread: &ThreadObject) {
-        if thread.needs_page.get() {
-            self.show_page_of(thread);
-        }
-    }
-
-    /// Registers perf's page in place of what is registered.
-    pub(crate) fn show_perfs(&mut self, subject: &Subject) -> Result<(), Errno> {
-        self.cpu().make_room()?;
+    fn choose_perfs_page(&mut self) {
         let object = self.object();
         object.page.set(object.perfs);
-        self.cpu().show_perfs(subject, new_number_of_perf)?;
-        object.perfs_number.store(self.cpu().vcpu.shown().number, Relaxed);
-        Ok(())
     }
 
-    /// Takes the page of an observer back if it is registered. C then has perf's events that were
-    /// counted in it continue in perf's page, as after every call.
-    pub(crate) fn hide_page_of(&mut self, observer: &Observer) {
-        if !self.cpu().vcpu.lacks_page_of(observer) {
-            // What is registered says whether the hypervisor has refused.
-            let _ = self.hide();
-        }
+    fn new_number_of_perf(&mut self) -> u32 {
+        new_number_of_perf()
     }
 
-    /// Notes that the rights of the thread that executes have changed without a switch; see
-    /// [`Vcpu::become_subject`](guest_kmod::Vcpu::become_subject).
-    pub(crate) fn become_subject(&mut self, present: Present<'_>) {
-        let subject = executing();
-        let own = observer_of(present.object());
-        let what = self.cpu().vcpu.become_subject(&subject, own);
-        self.leave(present, what, &subject);
+    fn note_number_of_perf(&mut self, number: u32) {
+        self.object().perfs_number.store(number, Relaxed);
     }
 
-    /// Does what has to happen before a subject executes in place of `present`, or of the same
-    /// thread.
-    fn leave(&mut self, mut present: Present<'_>, leave: Leave, subject: &Subject) {
-        if leave != Leave::Stay {
-            self.suspend(&mut present);
-        }
-        // What the hypervisor refuses is asked for again at the next switch.
-        let _ = match leave {
-            Leave::Stay => Ok(()),
-            Leave::Hide => self.hide(),
-            Leave::ShowPerfs => self.show_perfs(subject),
-        };
+    fn stop_cpu_wide(&mut self) {
+        self.stop_counting_cpu_wide();
     }
 }
 
 /// Does what has to be done before another thread executes in place of `present`.  C calls it if
 /// that thread may not see the registered page, and if no page is registered while perf has events
-/// here.  `coming` are the other thread's counters, if it has any.  See
-/// [`Vcpu::leave_to`](guest_kmod::Vcpu::leave_to).
+/// here.  `coming` are the other thread's counters, if it has any.  See [`LocalVcpu::leave_to`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_leave_to(
     mut vcpu: OnVcpu<'_>,
-    present: Present<'_>,
+    mut present: Present<'_>,
     next: &Subject,
     coming: Option<&ThreadObject>,
 ) {
-    let state = vcpu.cpu().vcpu;
-    let what = state.leave_to(next, observer_of(coming));
-    state.note_who_comes(next, what);
-    vcpu.leave(present, what, next);
+    // What the hypervisor refuses is asked for again at the next switch.
+    let _ = vcpu.leave_to(next, observer_of(coming), |vcpu| vcpu.suspend(&mut present));
 }
 
 /// Does what has to be done after the rights of the thread that executes have changed without a
-/// switch.
+/// switch; see [`LocalVcpu::become_subject`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_become(mut vcpu: OnVcpu<'_>, present: Present<'_>) {
-    vcpu.become_subject(present);
-}
-
-/// Registers perf's page for perf's events that are here, if no page is registered; see
-/// [`Vcpu::events_need_page_for`](guest_kmod::Vcpu::events_need_page_for).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_events_show(mut vcpu: OnVcpu<'_>) {
-    let state = vcpu.cpu().vcpu;
-    if !state.events_stand_still() {
-        return;
-    }
-    if let Some(subject) = state.events_need_page_for(&executing()) {
-        // What the hypervisor refuses is asked for again when perf enables its PMU.
-        let _ = vcpu.show_perfs(&subject);
-    }
+pub extern "C" fn perfctr_core_become(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
+    let own = observer_of(present.object());
+    // What the hypervisor refuses is asked for again at the next switch.
+    let _ = vcpu.become_subject(own, |vcpu| vcpu.suspend(&mut present));
 }

@@ -11,11 +11,13 @@ use std::string::String;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
-use guest_kmod::ring::Frame;
+use guest_kmod::LocalVcpu;
+use guest_kmod::perf::{EventTime, Progress, Registers};
+use guest_kmod::ring::{Frame, RingPlace};
 use guest_kmod::shown::Subject;
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvQuery, HvRegister, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
 };
 use shared_abi::limits::PAGE_BYTES;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -202,7 +204,7 @@ impl Guest {
         vcpu: usize,
         thread: &ThreadObject,
     ) -> Option<(*const VcpuPage, u32)> {
-        on(vcpu, |mut vcpu| vcpu.show_page_of(thread));
+        on(vcpu, |mut vcpu| _ = vcpu.show_page_of(thread.user));
         Self::registered_at(vcpu)
     }
 
@@ -518,6 +520,48 @@ extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
     // SAFETY: the tests chain frames that live.
     *frame = unsafe { stack.read() };
     true
+}
+
+// No test has events of perf, or an overflow.
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_event_time(_: u32, _: EventTime) -> u64 {
+    unreachable!("there are no events")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_event_progress(_: u32, _: &Progress) {
+    unreachable!("there are no events")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_event_stall(_: u32, _: u64) {
+    unreachable!("there are no events")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_event_sample(_: u32, _: Registers, _: &HvPlace, _: u64) {
+    unreachable!("there are no events")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_report_later() {
+    unreachable!("there are no events")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_send_signal(_: u32, _: u32) -> bool {
+    unreachable!("nothing overflows")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_ring_write(_: *const c_void, _: &RingPlace) {
+    unreachable!("nothing overflows")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_ring_wake(_: *const c_void) {
+    unreachable!("nothing overflows")
 }
 
 #[unsafe(no_mangle)]

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::vec;
 use std::vec::Vec;
 
+use guest_kmod::LocalVcpu;
 use guest_kmod::policy::Rights;
 use guest_kmod::shown::Subject;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
@@ -37,7 +38,7 @@ const BOB: u32 = 1002;
 
 /// Has the page of a thread's user registered with a vCPU.
 fn show(guest: &Guest, vcpu: usize, thread: &Thread) {
-    guest.on(vcpu, |mut vcpu| vcpu.show_page_of(thread.0));
+    guest.on(vcpu, |mut vcpu| _ = vcpu.show_page_of(thread.0.user));
 }
 
 /// Returns the page of a thread's user for a vCPU, as the user sees it, and the user's number.

@@ -6,14 +6,14 @@ use core::ffi::{c_char, c_int};
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
+use guest_kmod::perf::LocalEvents;
 use guest_kmod::restore::Restoration;
-use guest_kmod::{Stats, Vcpu};
+use guest_kmod::{LocalVcpu, Stats, Vcpu};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::cpu_wide::{CpuWide, threads};
 use crate::machine::{add_vcpu, keep_page, log, may_come_online, remove_vcpu, vcpus};
 use crate::memory::{alloc, alloc_page, free, free_page};
-use crate::observers::new_number_of_perf;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::{Linux, VcpuObject, from_return, to_return};
 
@@ -74,77 +74,71 @@ pub unsafe extern "C" fn perfctr_core_vcpus_free() {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_online(mut vcpu: OnVcpu<'_>, error: c_int) -> c_int {
     vcpu.object().bound.set(from_return(error));
-    to_return(vcpu.come_online())
+    to_return(vcpu.bring_online(LocalVcpu::come_online))
 }
 
 /// Takes the vCPU offline.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_offline(mut vcpu: OnVcpu<'_>) {
-    vcpu.go_offline();
+    vcpu.take_offline();
 }
 
 /// Does what has to be done before the machine sleeps.  `present` executes on its last vCPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     vcpu.suspend(&mut present);
-    vcpu.go_offline();
+    vcpu.take_offline();
+}
+
+/// Does what has to be done when the machine has slept, on its first vCPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_vcpu_wake(mut vcpu: OnVcpu<'_>) {
+    vcpu.object().bound.set(Ok(()));
+    // The kernel's log has the reason if it is refused, and threads read it.
+    let _ = vcpu.bring_online(LocalVcpu::come_online);
+    // What the hypervisor refuses is asked for again when perf enables its PMU.
+    let _ = vcpu.page_changed();
 }
 
 impl OnVcpu<'_> {
-    /// See [`ThisVcpu::come_online`](guest_kmod::ThisVcpu::come_online).
-    fn come_online(&mut self) -> Result<(), Errno> {
+    /// Has `bring` bring the vCPU online, and notes whether the hypervisor has refused that.
+    fn bring_online(
+        &mut self,
+        bring: impl FnOnce(&mut Self, Result<(), Errno>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let bound = self.object().bound.get();
-        let hidden = bound.and_then(|()| may_come_online()).and_then(|()| self.hide());
-        let mut cpu = self.cpu();
-        let online = match hidden {
-            Ok(()) => cpu.come_online(new_number_of_perf()),
-            Err(errno) => {
-                cpu.refuse(errno);
-                Err(errno)
-            }
-        };
+        let online = bring(self, bound.and_then(|()| may_come_online()));
         // ATOMICS: says only which vCPUs to call; each one looks for itself.
         self.object().is_refused.store(bound.is_ok() && online.is_err(), Relaxed);
         online.inspect_err(|&errno| log(c"nothing can be counted there", errno))
     }
 
     /// Takes the vCPU offline, and stops what counts for the whole CPU; see
-    /// [`ThisVcpu::go_offline`](guest_kmod::ThisVcpu::go_offline).
-    fn go_offline(&mut self) {
+    /// [`LocalVcpu::go_offline`].
+    fn take_offline(&mut self) {
         let object = self.object();
         object.bound.set(Err(Errno::NXIO));
         object.is_refused.store(false, Relaxed);
-        self.stop_cpu_wide();
-        match self.cpu().go_offline() {
-            // The other page may be freed now.
-            Ok(()) => object.page.set(object.perfs),
-            Err(errno) => {
-                // The hypervisor may still write there.
-                keep_page(object.page.get());
-                log(c"cannot take back its page", errno);
-            }
+        if let Err(errno) = self.go_offline() {
+            // The hypervisor may still write there.
+            keep_page(object.page.get());
+            log(c"cannot take back its page", errno);
         }
     }
 
-    /// Does what has to be done after the machine was restored. Nothing is registered with this
-    /// host then.
-    pub(crate) fn restore(&mut self) {
-        let object = self.object();
-        if object.bound.get().is_err() {
-            return;
+    /// Does what has to be done after the machine was restored; see [`LocalVcpu::restore`].
+    pub(crate) fn bring_back(&mut self) {
+        if self.object().bound.get().is_ok() {
+            // The kernel's log has the reason if it is refused, and threads read it.
+            let _ = self.bring_online(LocalVcpu::restore);
         }
-        self.stop_cpu_wide();
-        self.cpu().forget_page();
-        object.page.set(object.perfs);
-        // The kernel's log has the reason if it is refused, and threads read it.
-        let _ = self.come_online();
     }
 
     /// Tries again whether the page can be registered, if that was refused.
     pub(crate) fn try_again(&mut self) {
         // Another caller may have had it done meanwhile, and threads may count here by now.
         if self.object().is_refused.load(Relaxed) {
-            self.restore();
+            self.bring_back();
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use core::ffi::c_int;
 
+use guest_kmod::LocalVcpu;
 use guest_kmod::watch::Watch;
 
 use crate::COUNTING;

@@ -371,8 +371,12 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
 
     /// Makes perf's events live again, if its PMU is enabled and what they need is loaded.
     pub(crate) fn revive_events(&mut self) {
-        let sampler = self.sampler();
-        self.vcpu.events.revive(&sampler);
+        // After a restoration a page that is not registered any more still says what its last
+        // hypervisor has left there.
+        if self.vcpu.registered {
+            let sampler = self.sampler();
+            self.vcpu.events.revive(&sampler);
+        }
     }
 
     /// Returns what reads this vCPU's counters for perf's events.

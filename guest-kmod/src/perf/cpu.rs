@@ -42,10 +42,13 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         self.vcpu.events.start(index, period, left);
     }
 
-    /// Stops an event, which stays. The others count when perf's PMU is enabled.
+    /// Stops an event, which stays. The others count when perf's PMU is enabled. It has no effect
+    /// if the event is stopped.
     pub fn stop_event(&mut self, index: u32) {
-        self.fold_events();
-        self.vcpu.events.stop(index);
+        if self.vcpu.events.is_started(index) {
+            self.fold_events();
+            self.vcpu.events.stop(index);
+        }
     }
 
     /// Returns what an event has counted since the last call. `now` is perf's time.
@@ -69,16 +72,16 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         self.vcpu.forget_who_comes();
         self.vcpu.events.enable(true);
         self.revive_events();
-        let mut tell = false;
+        let mut overflowed = false;
         if self.vcpu.events.needs_load() {
-            tell = thread.is_some_and(|(pmu, page)| pmu.load_again(page, self));
+            overflowed = thread.is_some_and(|(pmu, page)| pmu.load_again(page, self));
         }
         if self.vcpu.events.needs_load() {
             self.load_events();
         }
         self.vcpu.events.note_stalled();
         self.update_records();
-        tell
+        overflowed
     }
 
     /// Has the hypervisor record the branches that the events want.  Where it refuses, their
@@ -117,18 +120,6 @@ impl<K: Kernel> ThisVcpu<'_, K> {
             }
         }
         stack.fill(&answer);
-    }
-
-    /// Returns whether perf has to be told of each event's stall, by
-    /// [`settle_event`](Self::settle_event).
-    pub fn events_are_unsettled(&mut self) -> bool {
-        self.vcpu.events.take_unsettled()
-    }
-
-    /// Returns for how long an event was stalled since the last call. If it is stalled from now on,
-    /// it is so since `began`. Both times are perf's.
-    pub fn settle_event(&mut self, index: u32, began: u64, now: u64) -> u64 {
-        self.vcpu.events.settle(index, began, now)
     }
 
     /// Handles the interrupt of an overflow. Returns one bit for each event that has overflowed.

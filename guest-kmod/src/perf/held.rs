@@ -249,6 +249,17 @@ impl Events {
         }
     }
 
+    /// Returns whether an event counts when perf's PMU is enabled.
+    pub(crate) fn is_started(&self, index: u32) -> bool {
+        self.held.get(index as usize).and_then(Option::as_ref).is_some_and(|held| held.started)
+    }
+
+    /// Returns whether an event has overflowed, also if it was stopped since.
+    pub(crate) fn is_due(&self, index: u32) -> bool {
+        let held = self.held.get(index as usize).and_then(Option::as_ref);
+        held.is_some_and(|held| held.samples() && held.left <= 0)
+    }
+
     /// Notes that perf's PMU is enabled or disabled.
     pub(crate) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;

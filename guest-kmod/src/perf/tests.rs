@@ -136,8 +136,8 @@ fn a_frequency_begins_with_a_period_that_is_no_storm() {
 /// Returns the time between these two that perf has to take back.
 fn stalled_between(machine: &Machine, index: u32, from: u64, to: u64) -> u64 {
     machine.on(0, |cpu| {
-        cpu.settle_event(index, from, from);
-        cpu.settle_event(index, to, to)
+        cpu.vcpu.events.settle(index, from, from);
+        cpu.vcpu.events.settle(index, to, to)
     })
 }
 
@@ -150,27 +150,27 @@ fn is_stalled(machine: &Machine, index: u32) -> bool {
 #[test]
 fn a_stall_is_taken_back_once_from_where_it_began() {
     let machine = Machine::new();
-    let unsettled = || machine.on(0, |cpu| cpu.events_are_unsettled());
+    let unsettled = || machine.on(0, |cpu| cpu.vcpu.events.take_unsettled());
     machine.schedule(0, &[(event(0xc0, false), 0), (event(0xc4, false), 0)]);
     assert!(!unsettled());
-    assert_eq!(machine.on(0, |cpu| cpu.settle_event(0, 100, 300)), 0);
+    assert_eq!(machine.on(0, |cpu| cpu.vcpu.events.settle(0, 100, 300)), 0);
     machine.revoke(0);
     machine.refuse(Some(Errno::PERM));
     machine.on(0, |cpu| cpu.enable_events(None));
     assert!(unsettled());
     machine.on(0, |cpu| {
-        assert_eq!(cpu.settle_event(0, 400, 1_000), 0, "it has begun");
-        assert_eq!(cpu.settle_event(1, 900, 1_000), 0);
+        assert_eq!(cpu.vcpu.events.settle(0, 400, 1_000), 0, "it has begun");
+        assert_eq!(cpu.vcpu.events.settle(1, 900, 1_000), 0);
         assert_eq!(cpu.progress_of_event(0, 1_100).stalled, 700, "since it began");
         assert_eq!(cpu.progress_of_event(0, 1_150).stalled, 50, "since it was told");
-        assert_eq!(cpu.settle_event(0, 0, 1_200), 50, "the same stall goes on");
+        assert_eq!(cpu.vcpu.events.settle(0, 0, 1_200), 50, "the same stall goes on");
         assert_eq!(cpu.remove_event(1, 1_300), 400);
     });
     assert!(unsettled(), "still");
     machine.refuse(None);
     machine.on(0, |cpu| cpu.enable_events(None));
     assert!(unsettled(), "it has ended");
-    assert_eq!(machine.on(0, |cpu| cpu.settle_event(0, 1_400, 1_400)), 200);
+    assert_eq!(machine.on(0, |cpu| cpu.vcpu.events.settle(0, 1_400, 1_400)), 200);
     assert!(!unsettled());
     assert_eq!(machine.on(0, |cpu| cpu.remove_event(0, 2_000)), 0);
 }

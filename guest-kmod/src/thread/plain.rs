@@ -64,6 +64,14 @@ fn in_otherwise<S: Switch>(mut switch: S) -> S::Notice {
     S::notice(pmu.switch_in_otherwise(page, &mut cpu))
 }
 
+/// Does what [`switch_in`] does, and counts what that costs.
+#[inline(always)]
+pub fn switch_in_measured<S: Switch>(mut switch: S) -> S::Notice {
+    switch.show_page();
+    let (pmu, page, mut cpu) = switch.parts();
+    S::notice(pmu.switch_in_measured(page, &mut cpu))
+}
+
 /// Switches the thread out.
 #[inline(always)]
 pub fn switch_out<S: Switch>(mut switch: S) {

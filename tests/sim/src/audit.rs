@@ -66,6 +66,7 @@ impl Machine {
         }
         let vcpu = self.vcpu_here();
         self.check_event_overflows(vcpu, self.is_told_soon(vcpu));
+        self.check_page(vcpu);
         let Some(thread) = self.vcpus[vcpu].current.get() else { return };
         self.check_isolation(vcpu, thread);
         let own = &self.threads[thread];

@@ -15,7 +15,7 @@ use crate::contention::Contention;
 use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::Fiber;
-use crate::machine::{Agent, Clock, Counts, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
+use crate::machine::{Agent, Clock, Counts, Cpu, Domain, Level, Life, Machine, Nmi, Thread, Vcpu};
 use crate::perf::Perf;
 use crate::pmu::Pmu;
 use crate::rings::ThreadRing;
@@ -185,12 +185,18 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         module: RefCell::default(),
         stats: guest_kmod::Stats::default(),
         current: Cell::new(None),
+        next: Cell::new(None),
+        report_due: Cell::new(false),
         busy: Cell::new(false),
         online: Cell::new(false),
         lost_page: Cell::new(false),
         needs_counters: Cell::new(false),
         taken: Cell::new(0),
         virq: Cell::new(false),
+        nmi: Cell::new(Nmi::Changed),
+        overflows_seen: Cell::new(None),
+        nmi_was_taken: Cell::new(false),
+        observer: Cell::new(0),
         stop_asked: Cell::new(false),
         user: Cell::default(),
         kernel: Cell::default(),
@@ -238,6 +244,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         failures: Cell::new(0),
         failures_before: Cell::new(0),
         asked: Cell::new(None),
+        found: Cell::new(None),
         signal: Cell::new(None),
         admin: Cell::new(false),
         admitted: Cell::new(false),

@@ -28,6 +28,8 @@ pub enum Action {
     Replug,
     /// The guest kernel takes the virtual interrupt of an overflow.
     Virq,
+    /// The guest kernel takes an NMI that is not the driver's.
+    Nmi,
     /// The guest kernel stops its counters if nobody counts.
     StopIdle,
     /// The guest kernel is interrupted to start or stop CPU-wide counting there.
@@ -83,6 +85,7 @@ impl Action {
             Self::Move(_) => 19,
             Self::HostsPerf(_) => 20,
             Self::Settle(_) => 21,
+            Self::Nmi => 22,
         }
     }
 }
@@ -308,6 +311,8 @@ impl Machine {
         }
         if vcpu.virq.get() {
             options.push((60, Action::Virq));
+        } else if self.shape.kvm && !idle && vcpu.online.get() {
+            options.push((1, Action::Nmi));
         }
         if vcpu.stop_asked.get() {
             options.push((20, Action::StopIdle));

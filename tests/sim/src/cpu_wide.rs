@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates CPU-wide counting in a guest: what the module's glue does around the core's rules, and
-//! the books that those rules are compared with.
+//! Simulates CPU-wide counting in a guest: descriptors that ask for it, interrupts of other vCPUs,
+//! and the books that the core's rules are compared with.
 //!
 //! Each thread has one descriptor. Other vCPUs are interrupted to start and to stop. Until all have
 //! done so the module's mutex is held, so nobody else starts, sets or stops anything.
@@ -11,7 +11,7 @@ use guest_kmod::cpu_wide::Owner;
 use guest_kmod::policy::Rights;
 use guest_kmod::publish::published;
 use guest_kmod::requests::{Descriptor, admit};
-use guest_kmod::{Admission, ThreadPmu};
+use guest_kmod::{Admission, LocalVcpu, ThreadPmu};
 use shared_abi::ioctl::{
     Control, CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP, Sums,
 };
@@ -24,6 +24,7 @@ use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
 use crate::truth::{Looks, Moment, Truth};
+use crate::users::Here;
 
 /// The reasons for which a vCPU is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,27 +299,22 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let (wide, domain) = (&vcpu.cpu_wide, &self.domains[vcpu.domain]);
         let (Some(control), Some(caps)) = (wide.control.get(), domain.caps.get()) else { return };
-        self.show(index, ROOT);
-        let current = vcpu.current.get();
-        let result = {
+        let suspend = |_: &mut Here<'_>, (): &mut ()| self.suspend_present(index);
+        let result = self.here(index).start_cpu_wide(ROOT, &mut (), suspend, |here, ()| {
+            let mut pmu = wide.pmu.borrow_mut();
+            let Some(pmu) = pmu.as_mut() else { return Ok(()) };
+            let current = vcpu.current.get();
             let mut thread = current.map(|thread| self.threads[thread].pmu.borrow_mut());
             let thread = thread.as_mut().and_then(|pmu| pmu.as_mut());
-            let beside = current.map(|thread| &self.threads[thread].page);
-            let (mut pmu, beside) = (wide.pmu.borrow_mut(), thread.zip(beside));
-            let Some(pmu) = pmu.as_mut() else { return };
-            if let (Some(thread), Some(_)) = (current, &beside) {
-                self.disturb(thread, true);
-            }
-            self.on(index, |cpu| {
+            let beside = thread.zip(current.map(|thread| &self.threads[thread].page));
+            current.inspect(|&thread| self.disturb(thread, true));
+            let started = here.with_cpu(|cpu| {
                 let own = (pmu, &wide.page);
                 cpu.start_cpu_wide(own, beside, &domain.counting, &caps, &control)
-            })
-        };
-        if let Some(thread) = current {
-            self.suspended(index, thread);
-            self.published(index, thread);
-            self.disturb(thread, false);
-        }
+            });
+            current.inspect(|&thread| self.disturb(thread, false));
+            started
+        });
         if let Err(errno) = result {
             self.check_cpu_wide_error(index, errno);
             return self.stop_all(vcpu.domain, index);
@@ -345,12 +341,17 @@ impl Machine {
     }
 
     /// Has a vCPU stop counting CPU-wide, if it does.
-    pub fn stop_here(&self, index: usize) {
+    fn stop_here(&self, index: usize) {
+        let own = self.own_observer(index);
+        let ended = self.here(index).end_cpu_wide(own, |_| self.suspend_present(index));
+        self.check_pages(index, ended);
+    }
+
+    /// Has a vCPU stop its counters, if it counts CPU-wide.
+    pub fn stop_counting_cpu_wide(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let (wide, counting) = (&vcpu.cpu_wide, &self.domains[vcpu.domain].counting);
         if !wide.counts.get() {
-            // The vCPU may have shown root's page to start, and been refused.
-            self.leave_to(index, vcpu.current.get());
             return;
         }
         if let Some(pmu) = wide.pmu.borrow_mut().as_mut() {
@@ -358,12 +359,10 @@ impl Machine {
         }
         wide.counts.set(false);
         self.close_books_of(index);
-        self.leave_to(index, vcpu.current.get());
     }
 
-    /// Has a vCPU stop that goes offline.
-    pub fn cpu_wide_goes_offline(&self, index: usize) {
-        self.stop_here(index);
+    /// Notes that a vCPU, which has stopped, is offline.
+    pub fn cpu_wide_went_offline(&self, index: usize) {
         self.vcpus[index].cpu_wide.asked.set(None);
         self.finish_stop(self.vcpus[index].domain);
     }

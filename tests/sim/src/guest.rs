@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates a guest kernel around the module's core: what the glue in Linux does, and Linux
-//! itself.
+//! Simulates a guest kernel around the module's core: Linux, and what the glue provides for the
+//! core.
 
+use std::cell::RefMut;
 use std::rc::Rc;
 
 use guest_kmod::hal::{Hypervisor, Kernel};
-use guest_kmod::handshake::{caps, handshake};
+use guest_kmod::handshake::{caps, handshake, handshake_again};
 use guest_kmod::ioctl::check_create;
 use guest_kmod::overflow::Signal;
-use guest_kmod::{ThisVcpu, ThreadPmu};
+use guest_kmod::ring::RingPlace;
+use guest_kmod::thread::{Switch, switch_in, switch_in_measured, switch_out};
+use guest_kmod::{LocalVcpu, Reporter, Ring, ThisVcpu, ThreadPmu};
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::version::ABI_MAJOR;
-use shared_abi::{Errno, VcpuPage};
+use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Level, Life, Machine, PERFS, without_steps};
+use crate::machine::{Level, Life, Machine, without_steps};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
 use crate::trace::Step;
 use crate::truth::Moment;
-use crate::users::TRIAL;
 
 /// The kernel of the vCPU that executes.
 pub struct Linux<'a>(&'a Machine);
@@ -83,6 +85,87 @@ impl Kernel for Linux<'_> {
     }
 }
 
+/// A thread that is being switched on a vCPU.
+struct Switching<'a> {
+    machine: &'a Machine,
+    index: usize,
+    thread: usize,
+    pmu: RefMut<'a, ThreadPmu>,
+    kernel: Linux<'a>,
+    /// The module's state of the vCPU, unless it is borrowed for something else.
+    module: Option<RefMut<'a, guest_kmod::Vcpu>>,
+}
+
+impl<'a> Switch for Switching<'a> {
+    type Kernel = Linux<'a>;
+    type Notice = Option<Signal>;
+
+    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, ThisVcpu<'_, Linux<'a>>) {
+        let vcpu = &self.machine.vcpus[self.index];
+        let module = self.module.get_or_insert_with(|| self.machine.enter_module(self.index));
+        let cpu = ThisVcpu {
+            number: vcpu.id,
+            page: vcpu.page(),
+            vcpu: module,
+            stats: &vcpu.stats,
+            kernel: &self.kernel,
+        };
+        (&mut self.pmu, &self.machine.threads[self.thread].page, cpu)
+    }
+
+    fn show_page(&mut self) {
+        self.module = None;
+        self.machine.show_if_counting(self.index, self.thread);
+    }
+
+    fn notice(signal: Option<Signal>) -> Option<Signal> {
+        signal
+    }
+}
+
+/// A thread that executes, to which overflows are reported.
+struct Reporting<'a> {
+    machine: &'a Machine,
+    index: usize,
+    thread: usize,
+}
+
+impl Reporter for Reporting<'_> {
+    fn with_ring<R>(&mut self, run: impl FnOnce(&ThreadPmu, &ThreadPage, &Ring) -> R) -> R {
+        let own = &self.machine.threads[self.thread];
+        let pmu = own.pmu.borrow();
+        run(
+            pmu.as_ref().expect("a thread that is told of overflows has counters"),
+            &own.page,
+            &own.ring.ring,
+        )
+    }
+
+    fn send(&mut self, signal: Signal) -> bool {
+        let machine = self.machine;
+        let is_sent = !machine.shape.loses_signals || !machine.steps.get().is_multiple_of(3);
+        if is_sent {
+            machine.threads[self.thread].signal.set(Some(signal));
+        }
+        is_sent
+    }
+
+    fn signal_lost(&mut self) {
+        let (machine, index, thread) = (self.machine, self.index, self.thread);
+        let page = &machine.threads[thread].page;
+        machine.on_thread(index, thread, |pmu, cpu| pmu.signal_lost(page, cpu));
+        machine.went_on(index, thread);
+    }
+
+    fn write(&mut self, place: &RingPlace) {
+        self.machine.write_record(self.thread, place);
+    }
+
+    fn wake(&mut self) {
+        self.machine.threads[self.thread].ring.is_woken.set(true);
+    }
+}
+
 impl Machine {
     /// Executes an action.
     pub fn act(self: &Rc<Self>, action: Action) {
@@ -124,6 +207,7 @@ impl Machine {
             Action::Schedule(_)
             | Action::Tick
             | Action::Virq
+            | Action::Nmi
             | Action::StopIdle
             | Action::CpuWide
             | Action::Offline
@@ -165,20 +249,13 @@ impl Machine {
                 let counting = &self.domains[vcpu.domain].counting;
                 self.on(index, |cpu| cpu.stop_if_idle(counting));
             }
-            Action::Virq => {
+            Action::Virq | Action::Nmi => {
+                self.take_nmi(index);
                 self.take_virq(index);
                 self.perf_interrupt(index);
             }
             Action::CpuWide => self.take_cpu_wide(index),
-            Action::Offline => {
-                self.switch_thread(index, None);
-                self.cpu_wide_goes_offline(index);
-                self.perf_offline(index);
-                vcpu.online.set(false);
-                if let Err(errno) = self.on(index, |cpu| cpu.go_offline()) {
-                    self.check_refusal(vcpu.domain, "to take a page back", errno);
-                }
-            }
+            Action::Offline => self.take_offline(index),
             Action::Online => self.bring_online(index),
             _ => {
                 self.step(Step::Note("tick"));
@@ -186,9 +263,21 @@ impl Machine {
             }
         }
         if vcpu.current.get().is_some() {
+            self.report_if_due(index);
             self.toggle(false);
         }
         vcpu.busy.set(false);
+    }
+
+    fn take_offline(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        self.switch_thread(index, None);
+        vcpu.online.set(false);
+        if let Err(errno) = self.here(index).go_offline() {
+            self.check_refusal(vcpu.domain, "to take a page back", errno);
+        }
+        self.cpu_wide_went_offline(index);
+        self.perf_offline(index);
     }
 
     fn bring_online(&self, index: usize) {
@@ -205,11 +294,16 @@ impl Machine {
             }
         }
         let restored = vcpu.lost_page.take();
-        if restored {
-            self.on(index, |cpu| cpu.forget_page());
+        if self.shape.kvm {
+            vcpu.restoration.begin(&Host(self));
         }
-        vcpu.shows.set(PERFS);
-        match self.on(index, |cpu| cpu.come_online(TRIAL)) {
+        let online = match domain.answer.get() {
+            Some(before) if restored => {
+                self.here(index).restore(handshake_again(&Linux(self), &before))
+            }
+            _ => self.here(index).come_online(Ok(())),
+        };
+        match online {
             Ok(()) => {
                 vcpu.online.set(true);
                 self.check_identity(index);
@@ -217,8 +311,8 @@ impl Machine {
             Err(errno) => self.check_refusal(vcpu.domain, "to register", errno),
         }
         if restored {
+            self.page_changed(index);
             vcpu.restoration.looked();
-            self.perf_restored(index);
         }
     }
 
@@ -233,18 +327,28 @@ impl Machine {
     }
 
     /// Runs the module's core on a vCPU.
-    pub fn on<R>(&self, index: usize, run: impl FnOnce(&mut ThisVcpu<'_, Linux<'_>>) -> R) -> R {
+    pub fn on<'a, R>(
+        &'a self,
+        index: usize,
+        run: impl FnOnce(&mut ThisVcpu<'_, Linux<'a>>) -> R,
+    ) -> R {
+        let vcpu = &self.vcpus[index];
+        run(&mut ThisVcpu {
+            number: vcpu.id,
+            page: vcpu.page(),
+            vcpu: &mut self.enter_module(index),
+            stats: &vcpu.stats,
+            kernel: &Linux(self),
+        })
+    }
+
+    /// Begins to run the module's core on a vCPU.
+    fn enter_module(&self, index: usize) -> RefMut<'_, guest_kmod::Vcpu> {
         let vcpu = &self.vcpus[index];
         vcpu.sampling.borrow_mut().restart();
         vcpu.undisturbed.set(vcpu.disturbances.get());
         self.touch(Object::Module(index), true);
-        run(&mut ThisVcpu {
-            number: vcpu.id,
-            page: vcpu.page(),
-            vcpu: &mut vcpu.module.borrow_mut(),
-            stats: &vcpu.stats,
-            kernel: &Linux(self),
-        })
+        vcpu.module.borrow_mut()
     }
 
     /// Runs the module's core on the counters of a thread that executes on a vCPU.
@@ -254,14 +358,24 @@ impl Machine {
         thread: usize,
         run: impl FnOnce(&mut ThreadPmu, &mut ThisVcpu<'_, Linux<'_>>) -> R,
     ) -> Option<R> {
-        let pmu = &mut *self.threads[thread].pmu.borrow_mut();
-        let pmu = pmu.as_mut()?;
+        self.with_pmu(vcpu, thread, |mut pmu| self.on(vcpu, |cpu| run(&mut pmu, cpu)))
+    }
+
+    /// Runs the module's core on the counters of a thread that executes on a vCPU.
+    fn with_pmu<'a, R>(
+        &'a self,
+        vcpu: usize,
+        thread: usize,
+        run: impl FnOnce(RefMut<'a, ThreadPmu>) -> R,
+    ) -> Option<R> {
+        let pmu = self.threads[thread].pmu.borrow_mut();
+        let pmu = RefMut::filter_map(pmu, Option::as_mut).ok()?;
         self.check_claims(thread);
         self.threads[thread].changing.set(true);
         self.threads[thread].changes.set(self.threads[thread].changes.get() + 1);
         self.touch(Object::Thread(thread), true);
         let failures = self.threads[thread].failures.get();
-        let result = self.on(vcpu, |cpu| run(pmu, cpu));
+        let result = run(pmu);
         if self.threads[thread].failures.get() != failures {
             self.check_published_failure(vcpu, thread);
         }
@@ -279,10 +393,12 @@ impl Machine {
         let has_left = self.leave_to(index, next);
         let swapped = self.perf_out(index, next);
         if let Some(prev) = vcpu.current.get() {
-            self.on_thread(index, prev, |pmu, cpu| {
+            if kernel {
                 let page = &self.threads[prev].page;
-                if kernel { pmu.switch_out_measured(page, cpu) } else { pmu.switch_out(page, cpu) }
-            });
+                self.on_thread(index, prev, |pmu, cpu| pmu.switch_out_measured(page, cpu));
+            } else {
+                self.switch(index, prev, switch_out);
+            }
             if !has_left {
                 self.suspended(index, prev);
                 self.published(index, prev);
@@ -293,14 +409,23 @@ impl Machine {
         vcpu.current.set(next);
         let Some(next) = next else { return };
         self.perf_in(index, next, swapped);
-        self.show_if_counting(index, next);
-        let signal = self.on_thread(index, next, |pmu, cpu| {
-            let page = &self.threads[next].page;
-            if kernel { pmu.switch_in_measured(page, cpu) } else { pmu.switch_in(page, cpu) }
-        });
-        self.note_signal(index, next, signal.flatten());
+        let found = self.switch(index, next, if kernel { switch_in_measured } else { switch_in });
+        self.note_signal(index, next, found.flatten());
         self.resumed(index, next);
-        self.write_records(next);
+        self.report(index, next);
+    }
+
+    /// Has the core switch a thread, if it has counters.
+    fn switch<'a, R>(
+        &'a self,
+        index: usize,
+        thread: usize,
+        switch: impl FnOnce(Switching<'a>) -> R,
+    ) -> Option<R> {
+        self.with_pmu(index, thread, |pmu| {
+            let (machine, kernel) = (self, Linux(self));
+            switch(Switching { machine, index, thread, pmu, kernel, module: None })
+        })
     }
 
     /// Has the kernel of a vCPU take the virtual interrupt of an overflow.
@@ -314,7 +439,7 @@ impl Machine {
         });
         if let Some(thread) = thread {
             self.interrupted(index, thread, signal);
-            self.write_records(thread);
+            self.report(index, thread);
         }
         self.on(index, |cpu| cpu.count_interrupt(signal.is_some()));
     }
@@ -336,32 +461,51 @@ impl Machine {
     fn note_signal(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
         self.check_signal(thread, signal);
         let own = &self.threads[thread];
-        if let Some(Signal { number: 0, counters }) = signal {
-            own.ring.reported.set(own.ring.reported.get() | counters);
-            own.truth.borrow_mut().record();
-        } else if signal.is_some() {
-            own.signal.set(signal);
-            own.truth.borrow_mut().pause(&self.moment(Some(thread), vcpu));
+        match signal {
+            Some(Signal { number: 0, .. }) => own.truth.borrow_mut().record(),
+            Some(_) => own.truth.borrow_mut().pause(&self.moment(Some(thread), vcpu)),
+            None => return,
         }
+        own.found.set(signal);
+    }
+
+    /// Has the kernel report to a thread what was found of its overflows.
+    pub fn report(&self, index: usize, thread: usize) {
+        if let Some(found) = self.threads[thread].found.take() {
+            if found.number == 0 {
+                self.note_recorded(thread, found.counters);
+            }
+            Reporting { machine: self, index, thread }.report(found);
+            self.check_woken(thread, found);
+        }
+        self.check_ring(thread);
     }
 
     /// Makes the request `IOC_RESUME`.
     pub fn go_on(&self, thread: usize) {
         let own = &self.threads[thread];
         self.in_kernel(|vcpu| {
-            let result = self.on_thread(vcpu, thread, |pmu, cpu| pmu.go_on(&own.page, cpu));
+            let result = self.here(vcpu).operate(own.owner.get(), |_| {
+                self.on_thread(vcpu, thread, |pmu, cpu| pmu.go_on(&own.page, cpu))
+            });
             own.signal.set(None);
             if result == Some(Ok(())) && !own.truth.borrow().is_paused() {
                 self.fail(format!("thread {thread} goes on though nothing has paused it"));
             } else if result == Some(Ok(())) {
-                self.suspended(vcpu, thread);
-                self.published(vcpu, thread);
-                own.truth.borrow_mut().go_on(&self.moment(Some(thread), vcpu));
-                self.resumed(vcpu, thread);
+                self.went_on(vcpu, thread);
             } else if own.truth.borrow().is_paused() && !self.is_gone() {
                 self.fail(format!("thread {thread} may not go on"));
             }
         });
+    }
+
+    /// Has the truth about a thread follow that its counters, which were paused, continue.
+    fn went_on(&self, vcpu: usize, thread: usize) {
+        self.suspended(vcpu, thread);
+        self.published(vcpu, thread);
+        let now = self.moment(Some(thread), vcpu);
+        self.threads[thread].truth.borrow_mut().go_on(&now);
+        self.resumed(vcpu, thread);
     }
 
     /// Has the truth about a thread follow its suspension on a vCPU.
@@ -404,6 +548,7 @@ impl Machine {
         let result = self.at_level(Level::Kernel, || {
             self.toggle(true);
             let result = entry(vcpu);
+            self.report_if_due(vcpu);
             self.toggle(false);
             result
         });
@@ -442,11 +587,12 @@ impl Machine {
             let allowed = domain.allowed.get();
             let failed = self.state(thread) & THREAD_FAILED != 0;
             let failures = own.failures.get();
-            self.show(vcpu, own.owner.get());
-            let result = self.on_thread(vcpu, thread, |pmu, cpu| {
-                pmu.control(&own.page, cpu, &domain.counting, &caps, control)
+            let result = self.here(vcpu).operate(own.owner.get(), |_| {
+                self.on_thread(vcpu, thread, |pmu, cpu| {
+                    pmu.control(&own.page, cpu, &domain.counting, &caps, control)
+                })
             });
-            self.note_counts(thread, true);
+            self.note_counts(thread, false);
             // An invalid control is refused before anything is suspended.
             let done = result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published();
             if done {
@@ -478,7 +624,7 @@ impl Machine {
             }
             let signal = self.on_thread(vcpu, thread, |pmu, cpu| pmu.report(&own.page, cpu));
             self.interrupted(vcpu, thread, signal.flatten());
-            self.write_records(thread);
+            self.report(vcpu, thread);
             self.check_all_recorded(thread);
         });
     }
@@ -503,7 +649,7 @@ impl Machine {
                     let result = own.pmu.borrow_mut().as_mut().map(|pmu| {
                         pmu.control_asleep(&own.page, &domain.counting, &caps, &control)
                     });
-                    self.note_counts(thread, false);
+                    self.note_counts(thread, true);
                     let now = self.moment(Some(thread), vcpu);
                     self.controlled_asleep(thread, &control, result, &now, failed);
                     self.published(vcpu, thread);

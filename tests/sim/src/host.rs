@@ -9,7 +9,7 @@ use hv_driver::vcpu::GuestMode;
 use hv_driver::{Guest, Limits, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
 use shared_abi::hypercall::{
     HOST_OPS, HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvStats,
-    OP_GO_ON, OP_LOAD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -18,7 +18,7 @@ use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
 use crate::machine::{
-    Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, without_steps,
+    Clock, Counts, Domain, Level, Machine, Nmi, PAGES, RATIO_BITS, Vcpu, without_steps,
 };
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
@@ -332,6 +332,9 @@ impl Machine {
     fn notify(&self, vcpu: usize, notify: bool) {
         let virq = &self.vcpus[vcpu].virq;
         virq.set(virq.get() || notify);
+        if notify {
+            self.vcpus[vcpu].explain_nmi(Nmi::Changed);
+        }
     }
 
     /// Has the PMU interrupt this CPU, in the hypervisor's own agent.
@@ -363,6 +366,9 @@ impl Machine {
         });
         if let Some(current) = current {
             self.notify(current, notify);
+            if notify {
+                self.vcpus[current].explain_nmi(Nmi::Overflow);
+            }
         }
         // The local APIC has masked the entry.
         cpu.pmu.unmask_interrupt();
@@ -424,6 +430,9 @@ impl Machine {
         self.step(Step::Hypercall(op));
         if self.is_gone() {
             return Err(Errno::NODEV);
+        }
+        if ![OP_QUERY, OP_GO_ON].contains(&op) {
+            self.vcpus[index].explain_nmi(Nmi::Changed);
         }
         let asked = sampled(op, bytes);
         let throttled = self.throttled(index);
@@ -546,6 +555,8 @@ impl Machine {
         }
         // A vCPU that executes is interrupted when its physical CPU has stopped its counters.
         for vcpu in domain.vcpus.clone() {
+            // One that asks before that is told already.
+            self.vcpus[vcpu].explain_nmi(Nmi::Changed);
             let waits = change == PolicyChange::Revoke && self.vcpus[vcpu].on.get().is_some();
             self.notify(vcpu, change != PolicyChange::Nothing && !waits);
         }
@@ -742,7 +753,14 @@ impl<'a> Caller for Hypercall<'a> {
         *vcpu.registered.borrow_mut() = Some((core, page));
         vcpu.rdpmc_exits.set(false);
         vcpu.disturbances.set(vcpu.disturbances.get() + 2);
+        let good = domain.kind == crate::shape::Kind::Good;
+        if goes_on && good && vcpu.observer.get() != guest.observer {
+            let observer = guest.observer;
+            machine.fail(format!("vCPU {} goes on for observer {observer}", self.index));
+        }
+        vcpu.observer.set(guest.observer);
         if !goes_on {
+            vcpu.overflows_seen.set(None);
             // The hypervisor's count starts at 0 from now on.
             vcpu.tsc_sum.set(0);
             vcpu.sums.set([0; MAX_SLOTS]);

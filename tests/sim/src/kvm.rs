@@ -8,10 +8,11 @@
 use guest_kmod::hal::Hypervisor;
 use hv_driver::Left;
 use shared_abi::hypercall::HvQuery;
+use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Errno, VcpuPage};
 
 use crate::contention::{Contention, Kernel, STEP_NS};
-use crate::machine::{Counts, Machine, is_listening, set_listening, without_steps};
+use crate::machine::{Counts, Machine, Nmi, is_listening, set_listening, without_steps};
 use crate::shape::Kind;
 
 /// The hypervisor beneath a vCPU that was restored. Nothing happens while the vCPU's kernel looks
@@ -49,18 +50,31 @@ impl Machine {
     }
 
     /// Returns whether a domain can be moved to another process, on this host or the other one:
-    /// none of its vCPUs executes, whatever they are in the middle of, and its new host will let it
-    /// count.
+    /// none of its vCPUs executes, whatever they are in the middle of. It is not known what a
+    /// hostile domain has loaded that is forbidden on one of the hosts, so that is not tried.
     pub fn can_move(&self, index: usize) -> bool {
         let domain = &self.domains[index];
         let off = self.vcpus[domain.vcpus.clone()].iter().all(|vcpu| vcpu.on.get().is_none());
-        self.shape.kvm && domain.kind != Kind::Stranger && domain.allowed.get() && off
+        let moves = match domain.kind {
+            Kind::Good => true,
+            Kind::Hostile => domain.allowed.get(),
+            Kind::Stranger => false,
+        };
+        self.shape.kvm && moves && off
     }
 
     /// Moves a domain to another process. What its pages say is moved with it, and nothing else of
-    /// the driver.
+    /// the driver. Where hosts forbid domains to count, the new one may do so.
     pub fn move_to_another(&self, index: usize) {
         let domain = &self.domains[index];
+        let may_forbid = self.shape.weights.policy > 0 && domain.kind == Kind::Good;
+        let allowed = !may_forbid || !self.steps.get().is_multiple_of(3);
+        if domain.allowed.replace(allowed) != allowed {
+            domain.policy.set(&self.driver, false, allowed);
+            domain.forbidden.set(domain.forbidden.get() + u64::from(!allowed));
+            let vcpus = &self.vcpus[domain.vcpus.clone()];
+            vcpus.iter().for_each(|vcpu| vcpu.explain_nmi(Nmi::Changed));
+        }
         for vcpu in domain.vcpus.clone() {
             let left = &self.vcpus[vcpu];
             if !left.restored.replace(true) {
@@ -97,8 +111,47 @@ impl Machine {
         let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page())) != 0;
         // Threads look which counters have overflowed, which only the driver before knew.
         vcpu.virq.set(vcpu.virq.get() || ours);
+        vcpu.nmi_was_taken.set(ours);
+        // The module may have seen an overflow just now.
+        let seen = without_steps(|| vcpu.page().overflows.load(Relaxed));
+        vcpu.overflows_seen.set(Some(seen));
         if vcpu.restoration.wants_look() {
             self.look_again(index, before);
+        }
+    }
+
+    /// Has a vCPU take an NMI in user mode, which is the driver's if an interrupt is pending, and
+    /// somebody else's otherwise. Checks that the module tells the two apart.
+    pub fn take_nmi(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let before = self.domains[vcpu.domain].answer.get().filter(|_| self.shape.kvm);
+        let Some(before) = before.filter(|_| !vcpu.nmi_was_taken.take()) else { return };
+        let host = Beneath { machine: self, listening: is_listening() };
+        let explained = vcpu.nmi.replace(Nmi::Unexplained);
+        let overflows = without_steps(|| vcpu.page().overflows.load(Relaxed));
+        let has_page = vcpu.registered.borrow().is_some();
+        let is_new = vcpu.overflows_seen.replace(Some(overflows)) != Some(overflows);
+        let ours = without_steps(|| vcpu.restoration.interrupted(&host, &before, vcpu.page()));
+        let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
+        if good && explained == Nmi::Overflow && has_page && is_new && !ours {
+            self.fail(format!("vCPU {index} leaves the NMI of an overflow to others"));
+        }
+        if good && explained == Nmi::Unexplained && (ours || vcpu.restoration.wants_look()) {
+            self.fail(format!("vCPU {index} takes somebody else's NMI for the driver's"));
+        }
+        if vcpu.restoration.wants_look() {
+            self.look_again(index, &before);
+        }
+    }
+
+    /// Checks that the hypervisor has the page that a vCPU's module has registered, and no other.
+    pub fn check_page(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let shown = vcpu.module.borrow().shown().number;
+        let good = self.domains[vcpu.domain].kind == Kind::Good && vcpu.online.get();
+        let registered = vcpu.registered.borrow().as_ref().map(|_| vcpu.observer.get());
+        if good && registered.unwrap_or(0) != shown {
+            self.fail(format!("vCPU {index} has registered for {shown}, not {registered:?}"));
         }
     }
 
@@ -109,7 +162,8 @@ impl Machine {
         let host = Beneath { machine: self, listening: is_listening() };
         let refused = vcpu.restoration.looks(&host, before, vcpu.online.get());
         let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
-        if refused && good && vcpu.online.get() && !self.host_was_busy(vcpu.domain) {
+        let forbidden = self.domains[vcpu.domain].forbidden.get() > 0;
+        if refused && good && vcpu.online.get() && !forbidden && !self.host_was_busy(vcpu.domain) {
             self.fail(format!("vCPU {index} cannot go on"));
         }
         if refused {

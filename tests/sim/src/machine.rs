@@ -118,6 +118,17 @@ pub enum Counts {
     Nothing,
 }
 
+/// What there is to explain an NMI to a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nmi {
+    /// Nothing has happened since the last one, so it is somebody else's.
+    Unexplained,
+    /// Something has that may have changed the vCPU's page.
+    Changed,
+    /// A counter has overflowed.
+    Overflow,
+}
+
 /// A virtual CPU.
 pub struct Vcpu {
     pub domain: usize,
@@ -152,6 +163,10 @@ pub struct Vcpu {
     pub module: RefCell<guest_kmod::Vcpu>,
     pub stats: guest_kmod::Stats,
     pub current: Cell<Option<usize>>,
+    /// The thread, if any, to which its kernel has switched last, or is about to.
+    pub next: Cell<Option<usize>>,
+    /// Whether its kernel has to report overflows before a thread continues there.
+    pub report_due: Cell<bool>,
     /// Whether its kernel has interrupted the thread.
     pub busy: Cell<bool>,
     pub online: Cell<bool>,
@@ -163,6 +178,15 @@ pub struct Vcpu {
     pub taken: Cell<u64>,
     /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
+    /// What there is to explain an NMI.
+    pub nmi: Cell<Nmi>,
+    /// The number of overflows that the registered page had at the last NMI, if any has come since
+    /// the registration.
+    pub overflows_seen: Cell<Option<u64>>,
+    /// Whether the interrupt that is pending is the work that an NMI has left behind.
+    pub nmi_was_taken: Cell<bool>,
+    /// The observer for whom its kernel has registered a page last.
+    pub observer: Cell<u32>,
     /// Whether it is asked to stop its counters if nobody counts.
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
@@ -202,6 +226,13 @@ impl Vcpu {
     /// Returns the page that its kernel has registered, or had last.
     pub fn page(&self) -> &VcpuPage {
         &self.pages[self.shows.get()]
+    }
+
+    /// Notes what has happened that explains the next NMI.
+    pub fn explain_nmi(&self, by: Nmi) {
+        if self.nmi.get() != Nmi::Overflow {
+            self.nmi.set(by);
+        }
     }
 
     /// Notes from this step on whether what it has loaded counts.
@@ -283,7 +314,9 @@ pub struct Thread {
     pub failures_before: Cell<u64>,
     /// The control that it was last given, if any.
     pub asked: Cell<Option<Control>>,
-    /// The overflow that it has been told of, if any.
+    /// What was found of its overflows, and is not reported to it yet.
+    pub found: Cell<Option<Signal>>,
+    /// The overflow of which it has got a signal, if any.
     pub signal: Cell<Option<Signal>>,
     /// Whether it may observe the whole system.
     pub admin: Cell<bool>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates Linux's perf in a guest: what it does with its events around the module's core, as the
-//! glue does, and the truth about each event.
+//! Simulates Linux's perf in a guest: what it does with its events around the module's core, its
+//! books of them, and the truth about each event.
 //!
 //! An event is a task's, or it is a vCPU's and counts whoever executes there.  A task's events are
 //! in its *context*.  A context that was inherited has a copy of each event.  If two tasks switch
@@ -14,7 +14,9 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use guest_kmod::perf::{EventAttr, EventConfig, fit};
+use guest_kmod::LocalVcpu;
+use guest_kmod::perf::{EventAttr, EventConfig, EventTime, LocalEvents, Progress, Registers, fit};
+use shared_abi::hypercall::{HvPlace, PLACE_USER};
 use shared_abi::{Config, Errno};
 
 use crate::machine::{Counts, Machine};
@@ -22,7 +24,7 @@ use crate::model::PERIOD_TOLD;
 use crate::pmu::{EVENT_CODES, EVENTS};
 use crate::rng::Rng;
 use crate::shape::Kind;
-use crate::users::observer;
+use crate::users::{Here, observer};
 
 /// `PERF_TYPE_RAW`, and the bit of `exclude_kernel`.
 const RAW: u32 = 4;
@@ -180,6 +182,40 @@ pub const fn has_perf_only(thread: usize) -> bool {
     (thread / 2).is_multiple_of(2)
 }
 
+impl LocalEvents for Here<'_> {
+    fn time(&mut self, index: u32, which: EventTime) -> u64 {
+        let mut time = self.machine.steps.get();
+        if which == EventTime::Added {
+            self.machine.change_event(self.index, index, |event| time = event.since);
+        }
+        time
+    }
+
+    fn book_progress(&mut self, index: u32, progress: &Progress) {
+        self.machine.change_event(self.index, index, |event| {
+            event.count = event.count.wrapping_add(progress.count);
+            event.stalled += progress.stalled;
+            if event.period > 0 {
+                event.left = progress.left;
+            }
+            self.machine.check_event(self.index, event);
+            self.machine.check_stalls(self.index, event);
+        });
+    }
+
+    fn book_stall(&mut self, index: u32, stalled: u64) {
+        self.machine.change_event(self.index, index, |event| event.stalled += stalled);
+    }
+
+    fn sample(&mut self, index: u32, _: Registers, _: &HvPlace, periods: u64) {
+        self.machine.change_event(self.index, index, |event| event.reported += periods);
+    }
+
+    fn report_later(&mut self) {
+        self.machine.vcpus[self.index].report_due.set(true);
+    }
+}
+
 impl Machine {
     /// Returns whether a domain's threads use perf.
     pub fn has_perf(&self, domain: usize) -> bool {
@@ -234,7 +270,7 @@ impl Machine {
     }
 
     /// Returns how many events are on this vCPU: of its own, and of the task that executes there.
-    fn events_here(&self, index: usize) -> [usize; 2] {
+    pub fn events_here(&self, index: usize) -> [usize; 2] {
         let on = |context: &RefCell<Context>| {
             context.borrow().events.iter().filter(|event| event.on.is_some()).count()
         };
@@ -242,8 +278,8 @@ impl Machine {
     }
 
     /// Notes that the module could not read a sample in all its attempts, and so does not count it.
-    fn note_disturbed(&self) {
-        if !self.is_gone() && self.was_disturbed() {
+    pub fn note_disturbed(&self, index: usize) {
+        if self.has_perf_here(index) && !self.is_gone() && self.was_disturbed() {
             self.perf.given_up.set(true);
         }
     }
@@ -259,44 +295,41 @@ impl Machine {
         self.has_perf_here(index) && self.events_here(index)[0] > 0
     }
 
-    /// Returns the observer of the counters of the present thread, if it has any that count.
-    pub fn own_observer(&self, index: usize) -> Option<u32> {
-        let counting = self.vcpus[index].current.get().filter(|&thread| self.counts(thread));
-        Some(observer(self.threads[counting?].owner.get()).number)
+    /// Returns the observer of a thread's counters, if it has any that count.
+    pub fn observer_of_counting(&self, thread: usize) -> Option<u32> {
+        let user = self.threads[thread].owner.get();
+        self.counts(thread).then(|| observer(user).number)
     }
 
-    /// Has perf's events that are here continue in perf's page, if none is registered.
-    fn show_for_events(&self, index: usize) {
-        let vcpu = &self.vcpus[index];
-        let present = self.subject(vcpu.current.get());
-        let needed = vcpu.module.borrow().events_need_page_for(&present);
-        if let Some(subject) = needed {
-            self.show_perfs(index, &subject);
-        }
+    /// Returns the observer of the counters of the present thread, if it has any that count.
+    pub fn own_observer(&self, index: usize) -> Option<u32> {
+        self.observer_of_counting(self.vcpus[index].current.get()?)
     }
 
     /// Has perf disable its PMU.
     fn pmu_disable(&self, index: usize) {
         self.on(index, |cpu| cpu.disable_events());
-        self.note_disturbed();
+        self.note_disturbed(index);
     }
 
     /// Has perf enable its PMU.
     fn pmu_enable(&self, index: usize) {
         let (forbidden, allowed) = self.policy_of(index);
-        self.show_for_events(index);
-        self.go_on_with_events(index, false);
+        let was_still = Cell::new(false);
+        let shown = self.here(index).enable_events(|_| self.load_events(index, &was_still));
+        self.check_pages(index, shown);
+        self.note_whether_known(index, was_still.get());
         if allowed {
             self.check_goes_on(index, forbidden);
         }
     }
 
-    /// Has perf's events on this vCPU go on in perf's page, because the machine was restored.
-    pub fn perf_restored(&self, index: usize) {
+    /// Has perf's events on this vCPU continue in perf's page, because another one may be
+    /// registered no more.
+    pub fn page_changed(&self, index: usize) {
         if self.has_perf_here(index) {
-            self.show_for_events(index);
-            self.note_disturbed();
-            self.settle(index, true);
+            let shown = self.here(index).page_changed();
+            self.check_pages(index, shown);
         }
     }
 
@@ -305,26 +338,38 @@ impl Machine {
         (domain.forbidden.get(), domain.allowed.get())
     }
 
-    fn go_on_with_events(&self, index: usize, has_counted: bool) {
-        let was_still = self.vcpus[index].counts.get() == Counts::Nothing;
-        self.load_events(index);
-        self.settle(index, has_counted);
+    /// Notes whether the module has found that nothing counts, though it was to.
+    fn note_whether_known(&self, index: usize, was_still: bool) {
         let vcpu = &self.vcpus[index];
         vcpu.knows.set(was_still && vcpu.counts.get() == Counts::Nothing);
     }
 
-    fn load_events(&self, index: usize) {
+    /// Has the module load perf's events. Returns whether the thread here was found to have
+    /// overflowed.
+    fn load_events(&self, index: usize, was_still: &Cell<bool>) -> bool {
+        was_still.set(self.vcpus[index].counts.get() == Counts::Nothing);
         let Some(thread) = self.thread_with_counters(index) else {
-            self.on(index, |cpu| cpu.enable_events(None));
-            return self.note_disturbed();
+            let overflowed = self.on(index, |cpu| cpu.enable_events(None));
+            self.note_disturbed(index);
+            return overflowed;
         };
         let page = &self.threads[thread].page;
-        let tell = self.on_thread(index, thread, |pmu, cpu| cpu.enable_events(Some((pmu, page))));
-        self.note_disturbed();
+        let overflowed =
+            self.on_thread(index, thread, |pmu, cpu| cpu.enable_events(Some((pmu, page))));
+        self.note_disturbed(index);
         self.thread_was_loaded_again(index, thread);
-        if tell == Some(true) {
-            let signal = self.on_thread(index, thread, |pmu, cpu| pmu.report(page, cpu));
-            self.interrupted(index, thread, signal.flatten());
+        overflowed == Some(true)
+    }
+
+    /// Reports overflows that were found while perf held locks.
+    pub fn report_if_due(&self, index: usize) {
+        if self.vcpus[index].report_due.take()
+            && let Some(thread) = self.thread_with_counters(index)
+        {
+            let page = &self.threads[thread].page;
+            let found = self.on_thread(index, thread, |pmu, cpu| pmu.report(page, cpu));
+            self.interrupted(index, thread, found.flatten());
+            self.report(index, thread);
         }
     }
 
@@ -347,27 +392,20 @@ impl Machine {
 
     /// Has perf add an event and start it, with its PMU disabled. Returns whether it found a
     /// counter.
-    fn add_event(&self, index: usize, event: &mut Event) -> bool {
-        let (vcpu, wide) = (&self.vcpus[index], event.whose == Whose::Vcpu);
-        let present = self.subject(vcpu.current.get());
-        let own = self.own_observer(index);
-        let needs_page = vcpu.module.borrow().event_needs_page(&present, own, wide);
-        if needs_page {
-            self.show_perfs(index, &present);
-        }
-        let kept = self.kept(index);
-        match self.on(index, |cpu| cpu.add_event(&event.config, kept.as_ref())) {
+    fn add_event(&self, index: usize, context: &RefCell<Context>, at: usize) -> bool {
+        let mut event = context.borrow().events[at].clone();
+        let (own, kept) = (self.own_observer(index), self.kept(index));
+        let wide = event.whose == Whose::Vcpu;
+        match self.here(index).add_event(&event.config, own, kept.as_ref(), wide) {
             Ok(number) => {
-                if wide {
-                    vcpu.module.borrow_mut().wide_event_comes();
-                }
                 event.on = Some(number);
                 event.start = self.ledger(index, event.whose, event.kind);
                 event.since = self.steps.get();
-                event.seen = self.stalls_of(index, event);
+                event.seen = self.stalls_of(index, &event);
                 let (period, left) = (event.period, event.left);
+                context.borrow_mut().events[at] = event;
                 self.on(index, |cpu| cpu.start_event(number, period, left));
-                self.note_disturbed();
+                self.note_disturbed(index);
                 true
             }
             Err(Errno::AGAIN) => false,
@@ -378,17 +416,16 @@ impl Machine {
         }
     }
 
-    /// Has perf read an event.
-    fn read_event(&self, index: usize, event: &mut Event) {
-        let Some(number) = event.on else { return };
-        let now = self.steps.get();
-        let progress = self.on(index, |cpu| cpu.progress_of_event(number, now));
-        self.note_disturbed();
-        event.count = event.count.wrapping_add(progress.count);
-        event.left = progress.left;
-        event.stalled += progress.stalled;
-        self.check_event(index, event);
-        self.check_stalls(index, event);
+    /// Changes perf's books of an event that is on this vCPU.
+    fn change_event(&self, index: usize, number: u32, change: impl FnOnce(&mut Event)) {
+        let contexts = [Some(&self.perf.vcpus[index]), self.task_here(index)];
+        for context in contexts.into_iter().flatten() {
+            let events = &mut context.borrow_mut().events;
+            if let Some(event) = events.iter_mut().find(|event| event.on == Some(number)) {
+                return change(event);
+            }
+        }
+        self.fails_perf(format!("vCPU {index}: perf has no event {number}"));
     }
 
     fn stalls_of(&self, index: usize, event: &Event) -> Stalls {
@@ -415,28 +452,12 @@ impl Machine {
         }
     }
 
-    /// Tells perf of stalls, as the glue does.
-    fn settle(&self, index: usize, has_counted: bool) {
-        if !self.on(index, |cpu| cpu.events_are_unsettled()) {
-            return;
-        }
-        let task = self.task_here(index);
-        for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
-            for event in &mut context.borrow_mut().events {
-                let Some(number) = event.on else { continue };
-                let now = self.steps.get();
-                let began = if has_counted { now } else { event.since };
-                event.stalled += self.on(index, |cpu| cpu.settle_event(number, began, now));
-            }
-        }
-    }
-
     /// Checks that perf's events here count where nobody keeps them from it.
     fn check_goes_on(&self, index: usize, forbidden: u64) {
         let (vcpu, domain) = (&self.vcpus[index], &self.domains[self.vcpus[index].domain]);
         let busy = self.host_was_busy(vcpu.domain);
         let may = domain.allowed.get() && domain.forbidden.get() == forbidden && !busy;
-        let online = vcpu.module.borrow().is_online();
+        let online = vcpu.online.get() && vcpu.module.borrow().is_online();
         if may
             && online
             && self.events_here(index) != [0; 2]
@@ -467,48 +488,21 @@ impl Machine {
         }
     }
 
-    /// Tells perf that an event has overflowed.
-    fn tell_event(&self, index: usize, event: &mut Event) {
-        let Some(number) = event.on else { return };
-        event.reported += self.on(index, |cpu| cpu.next_period_of_event(number));
-        self.read_event(index, event);
-    }
-
     /// Has perf stop an event and remove it, with its PMU disabled.
-    fn remove_event(&self, index: usize, event: &mut Event) {
-        let Some(number) = event.on else { return };
-        self.on(index, |cpu| cpu.stop_event(number));
-        self.note_disturbed();
-        self.read_event(index, event);
-        if event.period > 0 && event.left <= 0 {
-            self.tell_event(index, event);
-        }
-        self.check_samples(index, event);
-        event.truth = self.books_of(index, event);
-        event.on = None;
-        let now = self.steps.get();
-        event.stalled += self.on(index, |cpu| cpu.remove_event(number, now));
-        let (vcpu, wide) = (&self.vcpus[index], event.whose == Whose::Vcpu);
-        let present = self.subject(vcpu.current.get());
-        let goes = vcpu.module.borrow_mut().event_goes(&present, wide);
-        if goes {
-            self.take_page_back(index);
-        }
-    }
-
-    fn take_page_back(&self, index: usize) {
-        if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
+    fn remove_event(&self, index: usize, context: &RefCell<Context>, at: usize) {
+        let (number, wide) = {
+            let event = &context.borrow().events[at];
+            (event.on, event.whose == Whose::Vcpu)
+        };
+        let Some(number) = number else { return };
+        if let Err(errno) = self.here(index).remove_event(number, true, wide) {
             self.fails_perf(format!("vCPU {index} keeps its page: {errno:?}"));
         }
-        self.note_disturbed();
-    }
-
-    /// Works on a context while nobody else looks at it.
-    fn with<R>(&self, context: &RefCell<Context>, work: impl FnOnce(&mut Context) -> R) -> R {
-        let mut taken = context.take();
-        let result = work(&mut taken);
-        context.replace(taken);
-        result
+        self.change_event(index, number, |event| {
+            self.check_samples(index, event);
+            event.truth = self.books_of(index, event);
+            event.on = None;
+        });
     }
 
     /// Has perf add the groups of a context that find counters, in order, up to the first that does
@@ -532,15 +526,8 @@ impl Machine {
         group: Range<usize>,
     ) -> bool {
         for at in group.clone() {
-            // Each event is put back before the next is added, since other events are looked at
-            // meanwhile.
-            let mut event = context.borrow().events[at].clone();
-            if event.on.is_some() {
-                continue;
-            }
-            let added = self.add_event(index, &mut event);
-            context.borrow_mut().events[at] = event;
-            if !added {
+            let is_there = context.borrow().events[at].on.is_some();
+            if !is_there && !self.add_event(index, context, at) {
                 self.remove_events(index, context, group.start..at);
                 return false;
             }
@@ -581,11 +568,7 @@ impl Machine {
     }
 
     fn remove_events(&self, index: usize, context: &RefCell<Context>, places: Range<usize>) {
-        for at in places {
-            let mut event = context.borrow().events[at].clone();
-            self.remove_event(index, &mut event);
-            context.borrow_mut().events[at] = event;
-        }
+        places.for_each(|at| self.remove_event(index, context, at));
     }
 
     /// Does perf's part of a switch, while the thread that leaves is still current.
@@ -641,8 +624,10 @@ impl Machine {
         let rng = &mut Rng::new(self.steps.get() ^ self.shape.seed);
         let counting = self.vcpus[index].current.get().is_some_and(|thread| self.counts(thread));
         if rng.one_in(3) && !counting {
-            self.take_page_back(index);
-            self.show_for_events(index);
+            if let Err(errno) = self.here(index).hide() {
+                self.fails_perf(format!("vCPU {index} keeps its page: {errno:?}"));
+            }
+            self.page_changed(index);
         } else {
             self.reschedule(index, |context| {
                 let first = context.group_at(0).len();
@@ -670,22 +655,24 @@ impl Machine {
         if !self.has_perf_here(index) || self.events_here(index) == [0; 2] {
             return;
         }
-        let overflowed = self.on(index, |cpu| cpu.overflowed_events());
-        self.note_disturbed();
-        let task = self.task_here(index);
-        for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
-            self.with(context, |context| {
-                for event in &mut context.events {
-                    let has = event.on.is_some_and(|number| overflowed >> number & 1 != 0);
-                    if has {
-                        self.read_event(index, event);
-                        self.tell_event(index, event);
-                    }
-                    self.check_samples(index, event);
-                }
-            });
+        let interrupted = HvPlace { mode: PLACE_USER, ..HvPlace::default() };
+        let was_still = Cell::new(false);
+        let enable = |_: &mut Here<'_>| {
+            self.check_all_samples(index);
+            self.load_events(index, &was_still)
+        };
+        self.here(index).interrupt_events(&interrupted, enable);
+        self.note_whether_known(index, was_still.get());
+    }
+
+    /// Checks that perf has been told of every period of the events that are on this vCPU.
+    fn check_all_samples(&self, index: usize) {
+        let contexts = [Some(&self.perf.vcpus[index]), self.task_here(index)];
+        for context in contexts.into_iter().flatten() {
+            for event in &context.borrow().events {
+                self.check_samples(index, event);
+            }
         }
-        self.go_on_with_events(index, true);
     }
 
     /// Checks that an overflow of which perf has not been told is on its way. If counters were
@@ -801,8 +788,7 @@ impl Machine {
         }
         self.pmu_disable(index);
         let at = rng.index(events);
-        let mut event = own.borrow().events[at].clone();
-        self.remove_event(index, &mut event);
+        self.remove_event(index, own, at);
         {
             let own = &mut own.borrow_mut();
             let rest = own.group_at(at);
@@ -818,9 +804,9 @@ impl Machine {
 
     fn read_events(&self, index: usize, thread: usize) {
         for context in [&self.perf.tasks[thread], &self.perf.vcpus[index]] {
-            self.with(context, |context| {
-                context.events.iter_mut().for_each(|event| self.read_event(index, event));
-            });
+            let here = |event: &Event| event.on;
+            let on: Vec<u32> = context.borrow().events.iter().filter_map(here).collect();
+            on.into_iter().for_each(|number| self.here(index).read_event(number));
         }
     }
 

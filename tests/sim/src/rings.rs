@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates rings of samples in a guest: what the module's glue does around the core's ring,
-//! somebody who takes the records on any vCPU, and the rules for both.
+//! Simulates rings of samples in a guest: their memory, somebody who takes the records on any vCPU,
+//! and the rules for both.
 //!
 //! Every overflow of which a thread is told by records is a record of its ring, in order, or is
 //! counted as lost. A record is in no other ring, is taken once, and keeps its place until then.
 
 use std::cell::{Cell, RefCell};
 
+use guest_kmod::overflow::Signal;
+use guest_kmod::ring::RingPlace;
 use guest_kmod::{Ring, ThreadPmu};
 use shared_abi::Errno;
 use shared_abi::limits::{PAGE_BYTES, RING_CALLERS_MAX};
 use shared_abi::ring::RingRequest;
-use shared_abi::slot::bits_of;
 use shared_abi::sync::Ordering::{Acquire, Relaxed};
 use shared_abi::thread_page::THREAD_FAILED;
 
@@ -30,11 +31,11 @@ const REQUEST: RingRequest = RingRequest {
 };
 const RECORD_BYTES: u64 = 1024;
 
-/// A record: the thread, and the number of its overflow.
+/// A record: the thread, and how many it had before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     thread: usize,
-    overflow: u64,
+    number: u64,
     counter: u32,
     count: u64,
 }
@@ -45,10 +46,12 @@ pub struct ThreadRing {
     pub ring: Ring,
     /// The ring's memory, by places for records.
     memory: RefCell<[Option<Record>; PAGE_BYTES / RECORD_BYTES as usize]>,
-    /// The counters of which the thread has been told by records that are not written yet.
-    pub reported: Cell<u32>,
-    /// The number of overflows of which it was told this way.
+    /// The number of overflows of which the thread was told by records.
     overflows: Cell<u64>,
+    /// The counters of those overflows of which the last ones have no record yet.
+    due: Cell<u32>,
+    /// Whether whoever waits for records was woken.
+    pub is_woken: Cell<bool>,
     /// Every record that was written.
     written: RefCell<Vec<Record>>,
     /// The number of records that were taken.
@@ -85,24 +88,41 @@ impl Machine {
         }
     }
 
-    /// Has the kernel write the records of which the thread that executes here has been told.
-    pub fn write_records(&self, thread: usize) {
+    /// Has the kernel write a record to the ring of the thread that executes here.
+    pub fn write_record(&self, thread: usize, place: &RingPlace) {
         let own = &self.threads[thread];
-        for counter in bits_of(own.ring.reported.take()) {
-            let overflow = own.ring.overflows.get();
-            own.ring.overflows.set(overflow + 1);
-            let count = own.pmu.borrow().as_ref().map_or(0, |pmu| pmu.counted(counter as usize).0);
-            let Some(place) = own.ring.ring.place(&own.page) else { continue };
-            let record = Record { thread, overflow, counter, count };
-            self.check_room(thread);
-            match own.ring.memory.borrow_mut().get_mut((place / RECORD_BYTES) as usize) {
-                Some(at) if place % RECORD_BYTES == 0 => *at = Some(record),
-                _ => self.fail(format!("thread {thread}: a record goes to {place:#x}")),
-            }
-            own.ring.written.borrow_mut().push(record);
-            own.ring.ring.wrote(&own.page);
+        let number = own.ring.written.borrow().len() as u64;
+        let record = Record { thread, number, counter: place.counter, count: place.count };
+        let due = own.ring.due.get();
+        own.ring.due.set(due & !(1 << place.counter));
+        if due >> place.counter & 1 == 0 {
+            self.fail(format!("thread {thread}: a record of {} is of no overflow", place.counter));
         }
-        self.check_ring(thread);
+        self.check_room(thread);
+        match own.ring.memory.borrow_mut().get_mut((place.offset / RECORD_BYTES) as usize) {
+            Some(at) if place.offset % RECORD_BYTES == 0 => *at = Some(record),
+            _ => self.fail(format!("thread {thread}: a record goes to {:#x}", place.offset)),
+        }
+        own.ring.written.borrow_mut().push(record);
+    }
+
+    /// Notes that a thread is told of these overflows by records.
+    pub fn note_recorded(&self, thread: usize, counters: u32) {
+        let ring = &self.threads[thread].ring;
+        ring.due.set(counters);
+        ring.overflows.set(ring.overflows.get() + u64::from(counters.count_ones()));
+    }
+
+    /// Checks that whoever waits for records of a thread is woken, if there are any: each ring here
+    /// is ready with its first record.
+    pub fn check_woken(&self, thread: usize, found: Signal) {
+        let ring = &self.threads[thread].ring;
+        let is_woken = ring.is_woken.take();
+        let there = ring.written.borrow().len() as u64 - ring.taken.get();
+        let waits = found.number == 0 && there > 0 && !ring.is_taken_from.get();
+        if waits && !is_woken && !self.is_gone() {
+            self.fail(format!("thread {thread}: nobody is woken for {there} records"));
+        }
     }
 
     /// Checks that the place of the next record is free. Somebody who is taking records may have
@@ -117,7 +137,7 @@ impl Machine {
     }
 
     /// Checks that every overflow is a record, or is counted as lost.
-    fn check_ring(&self, thread: usize) {
+    pub fn check_ring(&self, thread: usize) {
         let own = &self.threads[thread];
         if self.is_gone() {
             return;

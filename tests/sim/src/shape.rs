@@ -124,6 +124,8 @@ pub struct Shape {
     pub perf: bool,
     /// Whether threads have rings for their samples.
     pub rings: bool,
+    /// Whether signals of overflows are lost now and then, as if threads had ignored them.
+    pub loses_signals: bool,
     /// What threads do.
     pub program: Program,
     /// A part of the seeds of its threads.
@@ -180,6 +182,7 @@ impl Shape {
             users: Rng::new(seed ^ 0x05e2).one_in(2),
             perf,
             rings: model.samples() && Rng::new(seed ^ 0x7269).one_in(3),
+            loses_signals: Rng::new(seed ^ 0x105e).one_in(4),
             program: Program::Random,
             seed,
         }
@@ -248,6 +251,7 @@ pub fn quiet(cpus: usize) -> Shape {
         users: false,
         perf: false,
         rings: false,
+        loses_signals: false,
         program: Program::Random,
         seed: 0,
     }

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates users of one guest: what the module's glue does so that each sees its own threads
-//! only, around the core's rules, and the rule that they are compared with.
+//! Simulates users of one guest: the pages that a vCPU's kernel has for them, and the rule that
+//! each sees its own threads only.
 
-use guest_kmod::shown::{Leave, Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
+use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
+use guest_kmod::{LocalVcpu, ThisVcpu};
 use shared_abi::Errno;
 
+use crate::guest::Linux;
 use crate::machine::{Level, Machine, PERFS, ROOT};
 use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
-
-/// The observer for whom a page is registered on trial.
-pub const TRIAL: u32 = 100;
 
 /// The container of all users here.
 const CONTAINER: u64 = 1;
@@ -19,6 +18,64 @@ const CONTAINER: u64 = 1;
 pub fn observer(user: usize) -> Observer {
     let number = 1 + user as u32;
     Observer { container: CONTAINER, uid: user as u32, number, sees_kernel: user == ROOT }
+}
+
+/// A vCPU that executes its kernel, as the kernel has it for the module's core.
+pub struct Here<'a> {
+    pub machine: &'a Machine,
+    pub index: usize,
+}
+
+impl<'a> LocalVcpu for Here<'a> {
+    type Kernel = Linux<'a>;
+    type User = usize;
+
+    fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux<'a>>) -> R) -> R {
+        let result = self.machine.on(self.index, run);
+        self.machine.note_disturbed(self.index);
+        result
+    }
+
+    fn with_state<R>(&mut self, run: impl FnOnce(&mut guest_kmod::Vcpu) -> R) -> R {
+        run(&mut self.machine.vcpus[self.index].module.borrow_mut())
+    }
+
+    fn executing(&self) -> Subject {
+        self.machine.subject(self.machine.vcpus[self.index].current.get())
+    }
+
+    fn observer_of(user: usize) -> Observer {
+        observer(user)
+    }
+
+    fn choose_page_of(&mut self, user: usize) {
+        self.machine.vcpus[self.index].shows.set(user);
+    }
+
+    fn choose_perfs_page(&mut self) {
+        self.machine.vcpus[self.index].shows.set(PERFS);
+    }
+
+    fn new_number_of_perf(&mut self) -> u32 {
+        self.machine.perf.new_observer()
+    }
+
+    /// Checks that the page is registered for whoever executes, or will in a moment.
+    fn note_number_of_perf(&mut self, _: u32) {
+        let machine = self.machine;
+        let vcpu = &machine.vcpus[self.index];
+        let user = vcpu.module.borrow().shown().uid;
+        let threads = [vcpu.current.get(), vcpu.next.get()];
+        if !threads.iter().any(|&thread| machine.subject(thread).uid == user) && !machine.is_gone()
+        {
+            machine.fail(format!("perf's page of vCPU {} is shown for {user}", self.index));
+        }
+        vcpu.perfs_for.set(user as usize);
+    }
+
+    fn stop_cpu_wide(&mut self) {
+        self.machine.stop_counting_cpu_wide(self.index);
+    }
 }
 
 impl Machine {
@@ -33,45 +90,28 @@ impl Machine {
         self.threads[thread].counts.get()
     }
 
-    /// Notes that a thread, or its tracer, has set its counters. A thread whose counters another
-    /// one has stopped may be in the middle of a read, which still finds a page.
-    pub fn note_counts(&self, thread: usize, itself: bool) {
+    /// Notes that a thread, or its tracer, has set its counters.
+    pub fn note_counts(&self, thread: usize, is_asleep: bool) {
         let own = &self.threads[thread];
-        let counts = own.pmu.borrow().as_ref().is_some_and(|pmu| pmu.counts());
-        own.counts.set(counts || !itself && own.counts.get());
-    }
-
-    /// Has a user's page registered, unless it is already.
-    pub fn show(&self, index: usize, user: usize) {
-        let vcpu = &self.vcpus[index];
-        let wanted = observer(user);
-        if vcpu.module.borrow().shown().number == wanted.number {
-            return;
-        }
-        match self.on(index, |cpu| cpu.make_room()) {
-            Ok(()) => vcpu.shows.set(user),
-            // The vCPU is offline, or CPU-wide counting has it.
-            Err(Errno::NXIO | Errno::BUSY) => return,
-            Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
-        }
-        if let Err(errno) = self.on(index, |cpu| cpu.show(&wanted)) {
-            self.check_refusal(vcpu.domain, "to register", errno);
+        if let Some(pmu) = &*own.pmu.borrow() {
+            own.counts.set(pmu.needs_page(is_asleep, own.counts.get()));
         }
     }
 
-    /// Has perf's page registered for a subject.
-    pub fn show_perfs(&self, index: usize, subject: &Subject) {
+    /// Returns a vCPU as its kernel has it for the module's core.
+    pub fn here(&self, index: usize) -> Here<'_> {
+        Here { machine: self, index }
+    }
+
+    /// Checks that a kernel is refused what it asks for about its pages only if the vCPU is
+    /// offline, if CPU-wide counting has it, or if the host forbids the domain.
+    pub fn check_pages(&self, index: usize, result: Result<(), Errno>) {
         let vcpu = &self.vcpus[index];
-        match self.on(index, |cpu| cpu.make_room()) {
-            Ok(()) => vcpu.shows.set(PERFS),
-            // The vCPU is offline, or is counted as a whole.
-            Err(Errno::NXIO | Errno::BUSY) => return,
-            Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
-        }
-        vcpu.perfs_for.set(subject.uid as usize);
-        let fresh = self.perf.new_observer();
-        if let Err(errno) = self.on(index, |cpu| cpu.show_perfs(subject, || fresh)) {
-            self.check_refusal(vcpu.domain, "to register", errno);
+        match result {
+            Ok(()) => (),
+            Err(Errno::NXIO) if !vcpu.module.borrow().is_online() => (),
+            Err(Errno::BUSY) if vcpu.cpu_wide.counts.get() => (),
+            Err(errno) => self.check_refusal(vcpu.domain, "a page", errno),
         }
     }
 
@@ -79,41 +119,40 @@ impl Machine {
     /// is counted.
     pub fn show_if_counting(&self, index: usize, thread: usize) {
         if self.counts(thread) {
-            self.show(index, self.threads[thread].owner.get());
+            let shown = self.here(index).show_page_of(self.threads[thread].owner.get());
+            self.check_pages(index, shown);
         }
     }
 
-    /// Has a vCPU's present thread leave it to another one, or to none. Returns whether that thread
-    /// was suspended, since the page was unregistered.
-    pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
-        let subject = self.subject(next);
-        let counting = next.filter(|&next| self.counts(next));
-        let own = counting.map(|next| observer(self.threads[next].owner.get()).number);
-        let module = &self.vcpus[index].module;
-        let leave = module.borrow().leave_to(&subject, own);
-        module.borrow_mut().note_who_comes(&subject, leave);
-        self.leave(index, leave, &subject)
+    /// Has the kernel suspend the counters of the thread that executes on a vCPU.
+    pub fn suspend_present(&self, index: usize) {
+        if let Some(thread) = self.vcpus[index].current.get() {
+            let page = &self.threads[thread].page;
+            self.on_thread(index, thread, |pmu, cpu| pmu.switch_out(page, cpu));
+            self.suspended(index, thread);
+            self.published(index, thread);
+        }
     }
 
-    /// Suspends the counters of the thread that is on the vCPU, and unregisters or replaces the
-    /// page that is registered there, if `leave` says so. Returns whether it did.
-    fn leave(&self, index: usize, leave: Leave, subject: &Subject) -> bool {
+    /// Does what the probe of switches does before a vCPU's present thread leaves it to another
+    /// one, or to none. Returns whether the present thread's counters were suspended.
+    pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
         let vcpu = &self.vcpus[index];
-        if leave == Leave::Stay {
+        vcpu.next.set(next);
+        let subject = self.subject(next);
+        let shown = *vcpu.module.borrow().shown();
+        let has_events = self.events_here(index) != [0; 2];
+        if if shown.number == 0 { !has_events } else { shown.may_execute(&subject) } {
             return false;
         }
-        if let Some(prev) = vcpu.current.get() {
-            let page = &self.threads[prev].page;
-            self.on_thread(index, prev, |pmu, cpu| pmu.switch_out(page, cpu));
-            self.suspended(index, prev);
-            self.published(index, prev);
-        }
-        if leave == Leave::ShowPerfs {
-            self.show_perfs(index, subject);
-        } else if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
-            self.check_refusal(vcpu.domain, "to take a page back", errno);
-        }
-        true
+        let own = next.and_then(|next| self.observer_of_counting(next));
+        let mut has_left = false;
+        let left = self.here(index).leave_to(&subject, own, |_| {
+            self.suspend_present(index);
+            has_left = true;
+        });
+        self.check_pages(index, left);
+        has_left
     }
 
     /// Makes a new thread a user's. It may first execute a program of another one, as set-uid
@@ -143,12 +182,9 @@ impl Machine {
     fn execute_as(&self, thread: usize, user: usize) {
         self.in_kernel(|index| {
             self.threads[thread].owner.set(user);
-            let subject = self.subject(Some(thread));
-            let leave = self.vcpus[index]
-                .module
-                .borrow()
-                .become_subject(&subject, self.own_observer(index));
-            self.leave(index, leave, &subject);
+            let own = self.own_observer(index);
+            let became = self.here(index).become_subject(own, |_| self.suspend_present(index));
+            self.check_pages(index, became);
         });
     }
 

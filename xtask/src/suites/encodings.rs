@@ -241,9 +241,9 @@ fn ours(libpfm: &Libpfm, model: &str, names: &[String]) -> Result<Vec<Value>> {
 
 /// Returns the events that a `list --json` lists.
 fn events(list: &mut Command) -> Result<Vec<Value>> {
-    let said = sh::output(list)?;
-    let listed: Value = serde_json::from_str(&said)?;
-    listed["events"].as_array().cloned().ok_or_else(|| anyhow!("no list: {said}"))
+    let output = sh::output(list)?;
+    let listed: Value = serde_json::from_str(&output)?;
+    listed["events"].as_array().cloned().ok_or_else(|| anyhow!("no list: {output}"))
 }
 
 /// Returns our command, which is to take this machine for such a model.

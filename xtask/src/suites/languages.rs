@@ -130,7 +130,7 @@ pub fn python(report: &mut Report) -> Result<()> {
         gcc.arg("-o").arg(&library).arg(package.join("tests/stand_in.c"));
         sh::output(&mut gcc).map(|_| library)
     };
-    let told = stand_in("told.so", &[])?;
+    let counting = stand_in("counting.so", &[])?;
     let stepping = stand_in("stepping.so", &["-DSTEPPING"])?;
     let wheel = python::wheel(&dir)?;
     let (library, _) = counts::LIBRARY.in_guest(&prefix);
@@ -138,7 +138,7 @@ pub fn python(report: &mut Report) -> Result<()> {
     report.test("its tests that need no counters", || {
         let mut tests = python::command(&["tests/test_anywhere.py"]);
         tests.env("PYTHONPATH", &site).env("PERFCTR_WHEEL", &wheel);
-        tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &told);
+        tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &counting);
         printed = sh::output(tests.env("PERFCTR_STEPPING", &stepping))?;
         Ok(())
     });

@@ -176,9 +176,9 @@ fn split(line: &str) -> (String, Vec<f64>) {
     let numbers = words.iter().rev().take_while(is_number).count();
     let (mut name, numbers) = words.split_at(words.len() - numbers);
     if let [rest @ .., last] = name
-        && last
-            .split_once('/')
-            .is_some_and(|(told, due)| told.parse::<u64>().is_ok() && due.parse::<u64>().is_ok())
+        && last.split_once('/').is_some_and(|(delivered, due)| {
+            delivered.parse::<u64>().is_ok() && due.parse::<u64>().is_ok()
+        })
     {
         name = rest;
     }

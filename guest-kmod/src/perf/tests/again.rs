@@ -125,6 +125,23 @@ fn events_are_stalled_from_when_it_is_found_until_they_count() {
 }
 
 #[test]
+fn events_of_a_restored_vcpu_whose_page_is_refused_stand_still() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    machine.execute(0, 50, 5);
+    // The hypervisor that is there now has no page, so the page stays as the last one left it.
+    machine.refuse(Some(Errno::NXIO));
+    machine.on(0, |cpu| {
+        cpu.forget_page();
+        cpu.refuse(Errno::PERM);
+        cpu.enable_events(None);
+    });
+    machine.refuse(None);
+    assert!(is_stalled(&machine, 0));
+    assert_eq!(machine.progress(0, 0).count, 50);
+}
+
+#[test]
 fn events_that_perf_has_disabled_are_not_stalled() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);

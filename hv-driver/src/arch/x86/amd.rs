@@ -188,8 +188,8 @@ mod tests {
             registers.readable.into_iter().flatten().flat_map(Readable::stops).count()
         };
         let says = |fabric: u32| [1, 6 | 0x3f << 16 | fabric << 10 | 0x3f << 4];
-        for (said, expected) in [(1, 1), (4, 4), (6, 6), (16, 16), (17, 16), (63, 16), (0, 4)] {
-            assert_eq!(number(says(said)), expected, "{said} are said");
+        for (reported, expected) in [(1, 1), (4, 4), (6, 6), (16, 16), (17, 16), (63, 16), (0, 4)] {
+            assert_eq!(number(says(reported)), expected, "{reported} are reported");
         }
         assert_eq!(number([0, 6 << 10]), 4, "without version 2 the leaf says nothing");
     }
