@@ -77,6 +77,7 @@ impl Restoration {
         op: u32,
         argument: &mut [u8],
     ) -> Result<(), Errno> {
+        let seen_frame = self.seen_frame.load(Relaxed);
         if op == OP_REGISTER
             && let Ok(wanted) = HvRegister::read_from_bytes(argument)
         {
@@ -92,8 +93,10 @@ impl Restoration {
         if !is_kept(op, answer) {
             self.frame.store(0, Relaxed);
         }
-        if (op, answer) == (OP_REGISTER, Ok(())) {
-            self.refusal.store(0, Relaxed);
+        match (op, answer) {
+            (OP_REGISTER, Ok(())) => self.refusal.store(0, Relaxed),
+            (OP_REGISTER, Err(_)) => self.seen_frame.store(seen_frame, Relaxed),
+            _ => {}
         }
         match answer {
             Err(Errno::NXIO) if op == OP_LOAD => Err(self.refused().unwrap_or(Errno::NXIO)),

@@ -219,7 +219,10 @@ fn parse_left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     {
         return Err(Errno::INVAL);
     }
-    let loaded = page.loaded.load(Relaxed);
+    // A vCPU that was forbidden to count loads anew, whatever its page says is loaded: only what
+    // allows direct reads is revoked.
+    let direct = flags & VCPU_DIRECT != 0;
+    let loaded = if direct { page.loaded.load(Relaxed) } else { 0 };
     let mut sums = [0; MAX_SLOTS];
     let mut counters = [CounterConfig::default(); MAX_SLOTS];
     let mut used = 0;
@@ -235,7 +238,7 @@ fn parse_left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     }
     let config = Config::new(caps, counters.get(..used).unwrap_or_default());
     let state = State {
-        direct: flags & VCPU_DIRECT != 0,
+        direct,
         tsc_sum: page.tsc_sum.load(Relaxed),
         generation: page.generation.load(Relaxed),
         switches: page.switches.load(Relaxed),

@@ -392,6 +392,23 @@ fn a_page_that_a_restored_vcpu_may_not_use_is_refused() {
 }
 
 #[test]
+fn a_page_that_forbids_direct_reads_has_nothing_to_go_on_with() {
+    let mut m = Machine::new();
+    let sampling = CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(1, BOTH) };
+    m.load(&[counter(0, BOTH), sampling]);
+    m.switch_from();
+    m.page.flags.fetch_and(!VCPU_DIRECT, Relaxed);
+    let (mut other, vcpu) = restored(&m, true);
+    let mut vcpu = vcpu.unwrap();
+    assert_eq!(vcpu.slots(), 0);
+    vcpu.revoke(&mut other.cpu(), &m.page);
+    let counts = || other.pmu.counters.borrow().clone();
+    let before = counts();
+    other.pmu.retire(500);
+    assert_eq!(counts(), before, "a guest that is forbidden to count goes on counting");
+}
+
+#[test]
 fn what_was_a_page_is_not_written_to() {
     let mut m = Machine::new();
     m.load(&[counter(0, USER)]);

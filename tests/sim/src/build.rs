@@ -8,7 +8,6 @@ use std::rc::Rc;
 use guest_kmod::restore::Restoration;
 use hv_driver::{Demand, Pcpu, Policy};
 use shared_abi::ThreadPage;
-use shared_abi::hypercall::HvDomain;
 
 use crate::choice::Chooser;
 use crate::contention::Contention;
@@ -21,7 +20,7 @@ use crate::pmu::Pmu;
 use crate::rings::ThreadRing;
 use crate::rng::Rng;
 use crate::search::Marks;
-use crate::shape::{DomainShape, Kind, Shape};
+use crate::shape::{DomainShape, Kind, Shape, decision};
 use crate::truth::Truth;
 
 /// Builds a machine of this shape.
@@ -81,9 +80,7 @@ pub fn build(
         trace,
     };
     for domain in &machine.domains {
-        let enabled = domain.allowed.get().into();
-        let wanted = HvDomain { enabled, ..HvDomain::default() };
-        domain.policy.set(&machine.driver, false, &wanted);
+        domain.policy.set(&machine.driver, false, &decision(domain.allowed.get()));
     }
     machine.agents = agents(&machine, fibers);
     machine

@@ -22,6 +22,7 @@ use crate::machine::{
 };
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
+use crate::shape::decision;
 use crate::trace::Step;
 
 /// The physical CPU's PMU as the driver drives it.
@@ -544,8 +545,7 @@ impl Machine {
         let domain = &self.domains[index];
         let allowed = !domain.allowed.get();
         domain.allowed.set(allowed);
-        let wanted = HvDomain { enabled: allowed.into(), ..HvDomain::default() };
-        let change = domain.policy.set(&self.driver, false, &wanted);
+        let change = domain.policy.set(&self.driver, false, &decision(allowed));
         if change == PolicyChange::Revoke {
             domain.forbidden.set(domain.forbidden.get() + 1);
             for cpu in &self.cpus {

@@ -13,7 +13,7 @@ use shared_abi::{Errno, VcpuPage};
 
 use crate::contention::{Contention, Kernel, STEP_NS};
 use crate::machine::{Counts, Machine, Nmi, is_listening, set_listening, without_steps};
-use crate::shape::Kind;
+use crate::shape::{Kind, decision};
 
 /// The hypervisor beneath a vCPU that was restored. Nothing happens while the vCPU's kernel looks
 /// at the page, but anything may happen during a hypercall.
@@ -70,7 +70,7 @@ impl Machine {
         let may_forbid = self.shape.weights.policy > 0 && domain.kind == Kind::Good;
         let allowed = !may_forbid || !self.steps.get().is_multiple_of(3);
         if domain.allowed.replace(allowed) != allowed {
-            domain.policy.set(&self.driver, false, allowed);
+            domain.policy.set(&self.driver, false, &decision(allowed));
             domain.forbidden.set(domain.forbidden.get() + u64::from(!allowed));
             let vcpus = &self.vcpus[domain.vcpus.clone()];
             vcpus.iter().for_each(|vcpu| vcpu.explain_nmi(Nmi::Changed));
@@ -108,7 +108,7 @@ impl Machine {
     fn interrupt_restored(&self, index: usize, before: &HvQuery) {
         let vcpu = &self.vcpus[index];
         let host = Beneath { machine: self, listening: is_listening() };
-        let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page())) != 0;
+        let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page()) != 0);
         // Threads look which counters have overflowed, which only the driver before knew.
         vcpu.virq.set(vcpu.virq.get() || ours);
         vcpu.nmi_was_taken.set(ours);
@@ -131,7 +131,7 @@ impl Machine {
         let overflows = without_steps(|| vcpu.page().overflows.load(Relaxed));
         let has_page = vcpu.registered.borrow().is_some();
         let is_new = vcpu.overflows_seen.replace(Some(overflows)) != Some(overflows);
-        let ours = without_steps(|| vcpu.restoration.interrupted(&host, &before, vcpu.page()));
+        let ours = without_steps(|| vcpu.restoration.interrupted(&host, &before, vcpu.page()) != 0);
         let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
         if good && explained == Nmi::Overflow && has_page && is_new && !ours {
             self.fail(format!("vCPU {index} leaves the NMI of an overflow to others"));

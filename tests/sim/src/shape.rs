@@ -3,6 +3,7 @@
 
 use hv_driver::{Driver, Rate, Settings};
 use shared_abi::CounterConfig;
+use shared_abi::hypercall::HvDomain;
 
 use crate::model::{Model, Vendor};
 use crate::pmu::{EN, EVENT_CODES, OS, USR};
@@ -130,6 +131,11 @@ pub struct Shape {
     pub program: Program,
     /// A part of the seeds of its threads.
     pub seed: u64,
+}
+
+/// Returns what a host decides about a domain: whether it may count, within no limits of its own.
+pub fn decision(allowed: bool) -> HvDomain {
+    HvDomain { enabled: allowed.into(), ..HvDomain::default() }
 }
 
 impl Shape {
