@@ -77,14 +77,11 @@ impl Restoration {
         op: u32,
         argument: &mut [u8],
     ) -> Result<(), Errno> {
-        let seen_frame = self.seen_frame.load(Relaxed);
         if op == OP_REGISTER
             && let Ok(wanted) = HvRegister::read_from_bytes(argument)
         {
             self.observer.store(wanted.observer, Relaxed);
             self.frame.store(wanted.gfn, Relaxed);
-            // The page's overflows begin anew, also if the same page was registered before.
-            self.seen_frame.store(0, Relaxed);
         }
         // The interrupt comes before the hypercall, or after it: it finds the note all the same.
         compiler_fence(SeqCst);
@@ -93,10 +90,11 @@ impl Restoration {
         if !is_kept(op, answer) {
             self.frame.store(0, Relaxed);
         }
-        match (op, answer) {
-            (OP_REGISTER, Ok(())) => self.refusal.store(0, Relaxed),
-            (OP_REGISTER, Err(_)) => self.seen_frame.store(seen_frame, Relaxed),
-            _ => {}
+        if (op, answer) == (OP_REGISTER, Ok(())) {
+            self.refusal.store(0, Relaxed);
+            // The page's overflows begin anew, also if the same page was registered before.  None
+            // can have happened yet, since nothing is loaded.
+            self.seen_frame.store(0, Relaxed);
         }
         match answer {
             Err(Errno::NXIO) if op == OP_LOAD => Err(self.refused().unwrap_or(Errno::NXIO)),
