@@ -100,7 +100,7 @@ impl Machine {
         }
         self.check_room(thread);
         match own.ring.memory.borrow_mut().get_mut((place.offset / RECORD_BYTES) as usize) {
-            Some(at) if place.offset % RECORD_BYTES == 0 => *at = Some(record),
+            Some(at) if place.offset.is_multiple_of(RECORD_BYTES) => *at = Some(record),
             _ => self.fail(format!("thread {thread}: a record goes to {:#x}", place.offset)),
         }
         own.ring.written.borrow_mut().push(record);

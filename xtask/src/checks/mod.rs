@@ -80,7 +80,7 @@ fn other_modules() -> Result<()> {
 }
 
 fn lints() -> Result<()> {
-    let what = ["--workspace", "--all-targets", "--features", "cli/pfm,libperfctr-rs/serde"];
+    let what = ["--workspace", "--all-targets", "--features", "perfctr/pfm,libperfctr-rs/serde"];
     cargo(&[&["clippy", "--quiet"], &what[..], &["--", "-D", "warnings"]].concat())
 }
 
