@@ -114,7 +114,7 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(EventList(groups)), "{text}");
         }
-        for (text, said) in [
+        for (text, expected) in [
             ("{cycles", "`{` without a `}`"),
             ("{cycles}branches", "`branches` behind a group, a comma expected"),
             ("{cycles},", "unknown event"),
@@ -123,7 +123,7 @@ mod tests {
             ("{{cycles}}", "unknown event"),
         ] {
             let error = text.parse::<EventList>().unwrap_err();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 

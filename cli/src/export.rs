@@ -282,7 +282,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let signals = Signals::to_end()?;
     let server = Server::http(&options.listen).map_err(|error| anyhow!(error));
     let server = server.with_context(|| format!("cannot listen on {}", options.listen))?;
-    text::tell(format_args!("http://{}/metrics", server.server_addr()));
+    text::print_note(format_args!("http://{}/metrics", server.server_addr()));
     while !signals.interrupted() {
         counted.renew()?;
         if let Some(request) = server.recv_timeout(LOOK)? {
@@ -312,7 +312,7 @@ fn answer(request: Request, counted: &Counted) -> Result<()> {
             Ok(request.respond(Response::from_string(body).with_header(header))?)
         }
         Err(error) => {
-            text::tell(format_args!("{error:#}"));
+            text::print_note(format_args!("{error:#}"));
             Ok(request
                 .respond(Response::from_string(format!("{error:#}\n")).with_status_code(500))?)
         }

@@ -196,16 +196,16 @@ mod tests {
         let this = std::process::id().cast_signed();
         let mut threads = Threads::new(&[], &[this]).unwrap();
         let (wait, leave) = std::sync::mpsc::channel::<()>();
-        let (say, said) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let other = std::thread::spawn(move || {
             prctl::set_name(c"early").unwrap();
-            say.send(nix::unistd::gettid().as_raw()).unwrap();
+            sender.send(nix::unistd::gettid().as_raw()).unwrap();
             leave.recv().ok();
             prctl::set_name(c"late").unwrap();
-            say.send(0).unwrap();
+            sender.send(0).unwrap();
             leave.recv().ok();
         });
-        let tid = said.recv().unwrap();
+        let tid = receiver.recv().unwrap();
         let mut is_there = || {
             threads.refresh().unwrap();
             threads.live.get(&tid).map(|thread| (thread.pid, thread.name.clone()))
@@ -213,7 +213,7 @@ mod tests {
         let named = |name: &str| Some((this, name.to_owned()));
         assert_eq!(is_there(), named("early"), "thread {tid} of process {this} has begun");
         wait.send(()).unwrap();
-        said.recv().unwrap();
+        receiver.recv().unwrap();
         assert_eq!(is_there(), named("late"), "thread {tid} goes on by another name");
         drop(wait);
         other.join().unwrap();

@@ -115,6 +115,6 @@ fn failed(error: &anyhow::Error) -> ExitCode {
         // The reader of our output wants no more of it.
         return ExitCode::from(CLOSED_PIPE);
     }
-    text::tell(format_args!("{error:#}"));
+    text::print_note(format_args!("{error:#}"));
     ExitCode::from(error.downcast_ref().map_or(FAILURE, NotExecuted::status))
 }

@@ -611,11 +611,11 @@ mod tests {
                 "events found, 9223372036854775807 at most",
             ),
         ];
-        for (spoil, said) in cases {
+        for (spoil, expected) in cases {
             let mut profile = profile();
             spoil(&mut profile);
             let error = read(&serde_json::to_string(&profile).unwrap());
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

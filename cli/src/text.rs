@@ -45,7 +45,7 @@ pub fn document(
 
 /// Tells the user something in addition to the output. If that cannot be written there is nobody to
 /// tell.
-pub fn tell(text: impl Display) {
+pub fn print_note(text: impl Display) {
     writeln!(io::stderr(), "perfctr: {text}").ok();
 }
 

@@ -26,7 +26,7 @@ use crate::machine::Cpu;
 use crate::program::repeatable::{self, Variable};
 use crate::program::{Signals, Target};
 use crate::stat::observe;
-use crate::text::{print, tell};
+use crate::text::{print, print_note};
 
 /// The exit status if the program has become worse.
 const WORSE: u8 = 1;
@@ -101,10 +101,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(warning) = baseline.benchmarks.get(&name).and_then(|old| old.another_cpu(&now)) {
-        tell(warning);
+        print_note(warning);
     }
     if all.iter().any(|one| one.verdict == Verdict::New) {
-        tell("what is new is not compared; --update writes it to the baseline");
+        print_note("what is new is not compared; --update writes it to the baseline");
     }
     let worse = all.iter().any(|one| one.verdict == Verdict::Worse);
     Ok(if worse { ExitCode::from(WORSE) } else { ExitCode::SUCCESS })
@@ -194,8 +194,8 @@ mod tests {
         for Line { name, event, before, now, threshold, line } in cases().lines {
             let of = |range| Benchmark { cpu: None, events: [(event.clone(), range)].into() };
             let all = Compared::all(before.map(of).as_ref(), &of(now), threshold);
-            let said: Vec<String> = all.iter().map(|one| one.line(&name)).collect();
-            assert_eq!(said, [line + "\n"]);
+            let printed: Vec<String> = all.iter().map(|one| one.line(&name)).collect();
+            assert_eq!(printed, [line + "\n"]);
         }
         for Warning { before, now, warning } in cases().warnings {
             let of = |cpu| Benchmark { cpu, ..Benchmark::default() };

@@ -13,7 +13,7 @@ use perfctr::host::Xen;
 use crate::elf::{Facts, to_hex};
 use crate::machine;
 use crate::profile::{Host, Module, Symbol};
-use crate::text::tell;
+use crate::text::print_note;
 
 /// Xen's file is looked for in these directories.
 const DIRECTORIES: [&str; 3] = ["/usr/lib/debug/boot", "/usr/lib/debug", "/boot"];
@@ -54,7 +54,7 @@ impl Hypervisor {
             Some(path) => {
                 let (path, facts) = check_xen_syms(path, build_id.as_deref())?;
                 if build_id.is_none() {
-                    tell(format_args!(
+                    print_note(format_args!(
                         "Xen does not say its build-id, so nobody knows whether {} is its file",
                         path.display()
                     ));
@@ -190,7 +190,7 @@ impl Functions {
                 Self::new(known.into_iter().map(|symbol| (symbol.address, symbol.name)).collect())
             }
             Err(error) => {
-                tell(format_args!("Xen's functions stay without names: {error}"));
+                print_note(format_args!("Xen's functions stay without names: {error}"));
                 Self(Vec::new())
             }
         }
@@ -200,7 +200,7 @@ impl Functions {
     fn of_kernel() -> Self {
         let known = parse(&fs::read(KALLSYMS).unwrap_or_default());
         if known.is_empty() {
-            tell(format_args!(
+            print_note(format_args!(
                 "the kernel's functions stay without names: {KALLSYMS} has no addresses for this \
                  user; root sees them, and others after `sysctl kernel.kptr_restrict=0` if they \
                  may sample the kernel"
@@ -303,8 +303,8 @@ mod tests {
         let (path, facts) = check_xen_syms(&this, Some(&own)).unwrap();
         assert_eq!((path, facts.build_id.as_ref()), (fs::canonicalize(&this).unwrap(), Some(&own)));
         let error = check_xen_syms(&this, Some("00ff")).unwrap_err().to_string();
-        let said = format!("build-id {own} found, but the Xen that is running has 00ff");
-        assert!(error.ends_with(&said), "{error}");
+        let expected = format!("build-id {own} found, but the Xen that is running has 00ff");
+        assert!(error.ends_with(&expected), "{error}");
         let error =
             check_xen_syms("/proc/self/maps".as_ref(), Some("00ff")).unwrap_err().to_string();
         assert!(error.ends_with("this is no executable file, such as xen-syms"), "{error}");

@@ -561,11 +561,11 @@ fn what_has_no_place_in_a_file_is_refused() {
             "a path of 80000 bytes: a record of 80",
         ),
     ];
-    for (spoil, said) in cases {
+    for (spoil, expected) in cases {
         let mut profile = profile();
         spoil(&mut profile);
         let error = format!("{:#}", encode(&[profile]).unwrap_err());
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
@@ -600,9 +600,9 @@ fn something_else_is_refused_by_what_it_is() {
         (stacks, "copies of stacks found"),
         (file[..file.len() - 1].to_vec(), "a section of"),
     ];
-    for (file, said) in cases {
+    for (file, expected) in cases {
         let error = format!("{:#}", read(&file).unwrap_err());
-        assert!(error.contains(said), "{said}: {error}");
+        assert!(error.contains(expected), "{expected}: {error}");
     }
 }
 

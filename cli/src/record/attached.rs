@@ -15,7 +15,7 @@ use crate::live::Live;
 use crate::profile::{Frame, Profile, Samples};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
-use crate::text::{counted, tell};
+use crate::text::{counted, print_note};
 
 /// Samples the target by these events, each of which has a profile. Returns the exit status of the
 /// command that is run meanwhile.
@@ -32,7 +32,7 @@ pub fn run(
     recording.take()?;
     for throttled in recording.throttled().filter(|&times| times > 0) {
         let times = counted(throttled, "time");
-        tell(format_args!("the kernel has paused sampling {times}: too many samples"));
+        print_note(format_args!("the kernel has paused sampling {times}: too many samples"));
     }
     let mut profiles = recording.profiles();
     begin_with_zero(&mut profiles);

@@ -13,7 +13,7 @@ use crate::host::Collector;
 use crate::profile::Profile;
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target};
-use crate::text::tell;
+use crate::text::print_note;
 
 /// A list of physical CPUs, like `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Recording<'_> {
         let taken = self.collector.end();
         self.goes_on(taken)?;
         if let Some(why) = &self.ended {
-            tell(format_args!("sampling has ended early: {why}"));
+            print_note(format_args!("sampling has ended early: {why}"));
         }
         Ok(self.collector.profile())
     }

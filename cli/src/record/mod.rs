@@ -35,7 +35,7 @@ use crate::perf_data;
 use crate::profile::{Machine, Place, Profile};
 use crate::program::tracer::{self, Followed};
 use crate::program::{LOOK, Signals, Target};
-use crate::text::{counted, tell};
+use crate::text::{counted, print_note};
 
 /// The options of `perfctr record`.
 #[derive(Debug, Args)]
@@ -190,7 +190,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     for profile in &profiles {
         let event = if profiles.len() > 1 { format!(": {}", profile.event) } else { String::new() };
         for line in lines(profile, &event, &options.output) {
-            tell(line);
+            print_note(line);
         }
     }
     Ok(ExitCode::from(status))
@@ -301,13 +301,13 @@ mod tests {
             frames: vec![0],
             times: Vec::new(),
         });
-        let said = |profile: &Profile| lines(profile, ": a", Path::new("b")).join("\n");
-        assert_eq!(said(&profile), "5 samples of 1 thread in b: a");
+        let lines_of = |profile: &Profile| lines(profile, ": a", Path::new("b")).join("\n");
+        assert_eq!(lines_of(&profile), "5 samples of 1 thread in b: a");
         profile.lost = 2;
         let lost = "lost 2 samples: they came faster than they were read";
-        assert_eq!(said(&profile), format!("5 samples of 1 thread in b: a\n{lost}"));
+        assert_eq!(lines_of(&profile), format!("5 samples of 1 thread in b: a\n{lost}"));
         profile.threads[0].count = 60;
         let missed = "missed 1 sample, of threads that ended or were killed before";
-        assert_eq!(said(&profile), format!("5 samples of 1 thread in b: a\n{lost}\n{missed}"));
+        assert_eq!(lines_of(&profile), format!("5 samples of 1 thread in b: a\n{lost}\n{missed}"));
     }
 }

@@ -13,7 +13,7 @@ use super::table::rows;
 use super::{Key, events, summary};
 use crate::profile::Profile;
 use crate::stat::grouped;
-use crate::text::{print, tell};
+use crate::text::{print, print_note};
 
 /// The options of `perfctr diff`.
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         before.event,
         after.event
     );
-    let names = [&before, &after].map(|profile| symbols::name(profile, |text| tell(text)));
+    let names = [&before, &after].map(|profile| symbols::name(profile, |text| print_note(text)));
     let profiles = [(&before, &*names[0]), (&after, &*names[1])];
     // Both profiles have these columns.
     let keys = Key::columns(&options.sort, &before)?;

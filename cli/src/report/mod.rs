@@ -21,7 +21,7 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use self::symbols::Named;
 use crate::perf_data;
 use crate::profile::{Layer, Profile, Stack};
-use crate::text::{counted, harmless, print_bytes, tell};
+use crate::text::{counted, harmless, print_bytes, print_note};
 
 /// The options of `perfctr report`.
 #[derive(Debug, Args)]
@@ -184,11 +184,11 @@ pub fn events(profiles: &[Profile]) -> String {
 /// Returns what is for people.
 fn text(options: &Options, profile: &Profile) -> Result<String> {
     if let Some(function) = &options.annotate {
-        let names = symbols::name(profile, |text| tell(text));
+        let names = symbols::name(profile, |text| print_note(text));
         return annotate::annotate(profile, &names, function);
     }
     let keys = Key::columns(&options.sort, profile)?;
-    let names = symbols::name(profile, |text| tell(text));
+    let names = symbols::name(profile, |text| print_note(text));
     let graph = options.call_graph.then(|| graph::tree(profile, &names));
     Ok(table::table(profile, &names, &keys) + &graph.unwrap_or_default())
 }
@@ -199,7 +199,7 @@ fn of_one(
     document: impl FnOnce(&Profile, &[Named]) -> Result<Vec<u8>>,
 ) -> Result<Vec<u8>> {
     let [profile] = profiles else { bail!("{} found: `--event` chooses one", events(profiles)) };
-    document(profile, &symbols::name(profile, |text| tell(text)))
+    document(profile, &symbols::name(profile, |text| print_note(text)))
 }
 
 /// Returns the thread of a stack.

@@ -20,7 +20,7 @@ use self::measured::{Known, Measured, Outcome, Reads, Spread};
 use crate::info::Here;
 use crate::machine::{Cpu, Hypervisor, Module};
 use crate::stat::grouped;
-use crate::text::{counted, document, harmless, print, tell};
+use crate::text::{counted, document, harmless, print, print_note};
 
 /// The exit status if a promise does not hold.
 const BROKEN: u8 = 1;
@@ -76,7 +76,7 @@ impl Document {
 
     fn table(&self) -> String {
         let mut text = String::new();
-        let mut line = |name: &str, said: &str| text += &format!("{name:<14} {said}\n");
+        let mut line = |name: &str, value: &str| text += &format!("{name:<14} {value}\n");
         let Cpu { vendor, family, model, stepping, brand } = &self.cpu;
         let brand = harmless(brand.as_deref().unwrap_or_default());
         let cpu = format!("{vendor} family {family} model {model} stepping {stepping} {brand}");
@@ -85,7 +85,7 @@ impl Document {
         line("\nMeasured", "");
         let Measured { reads, short_loops, long_loops, wrap, page_faults, exits, .. } =
             &self.measured;
-        line("empty region", &said(reads, Reads::said));
+        line("empty region", &described(reads, Reads::describe));
         for (name, known) in [
             ("short loops", short_loops),
             ("long loops", long_loops),
@@ -93,13 +93,13 @@ impl Document {
             ("page faults", page_faults),
             ("CPUID", exits),
         ] {
-            line(name, &said(known, Known::said));
+            line(name, &described(known, Known::describe));
         }
-        let samples = said(&self.measured.samples, |samples| {
+        let samples = described(&self.measured.samples, |samples| {
             let period = grouped(samples.period);
             Judged::of(samples).map_or("none in the loop".to_owned(), |judged| {
                 let Judged { number, late, .. } = judged;
-                format!("{number}, one every {period} instructions; {} late", late.said())
+                format!("{number}, one every {period} instructions; {} late", late.describe())
             })
         });
         line("samples", &samples);
@@ -107,8 +107,8 @@ impl Document {
         for habit in &self.verdicts.habits {
             let name = serde_json::to_value(habit.name).unwrap_or_default();
             let found = word(habit.found, ["yes", "no"]);
-            let said = format!("{found:<11}{}", habit.because);
-            line(name.as_str().unwrap_or_default(), &said);
+            let value = format!("{found:<11}{}", habit.because);
+            line(name.as_str().unwrap_or_default(), &value);
         }
         line("\nPromises", "");
         for promise in &self.verdicts.promises {
@@ -129,34 +129,34 @@ fn word(is: Option<bool>, [yes, no]: [&'static str; 2]) -> &'static str {
     }
 }
 
-fn said<T>(outcome: &Outcome<T>, say: impl Fn(&T) -> String) -> String {
+fn described<T>(outcome: &Outcome<T>, describe: impl Fn(&T) -> String) -> String {
     match outcome {
-        Outcome::Measured(value) => say(value),
+        Outcome::Measured(value) => describe(value),
         Outcome::NotMeasured(why) => format!("not measured: {}", why.replace('\n', "; ")),
     }
 }
 
 impl Reads {
-    fn said(&self) -> String {
+    fn describe(&self) -> String {
         let Self { regions, instructions, branches, direct, ns } = self;
         format!(
             "{} instructions and {} branches in {regions} regions; a read takes {ns:.0} ns{}",
-            instructions.said(),
-            branches.said(),
+            instructions.describe(),
+            branches.describe(),
             if *direct { "" } else { " and system calls" }
         )
     }
 }
 
 impl Spread {
-    fn said(self) -> String {
+    fn describe(self) -> String {
         let Self { least, most } = self;
         if least == most { least.to_string() } else { format!("{least} to {most}") }
     }
 }
 
 impl Known {
-    fn said(&self) -> String {
+    fn describe(&self) -> String {
         let [instructions, branches] =
             [self.spread(|one| one.instructions), self.spread(|one| one.branches)];
         let interrupts =
@@ -165,8 +165,8 @@ impl Known {
             "{} x {} instructions: {} more, branches {} more{interrupts}, switches {}",
             self.surplus.len(),
             grouped(self.instructions),
-            instructions.said(),
-            branches.said(),
+            instructions.describe(),
+            branches.describe(),
             self.switches
         )
     }
@@ -177,7 +177,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let here = Here::find()?;
     here.counts(&measure::EVENTS)?;
     if !options.json {
-        tell("measuring, which takes less than a minute");
+        print_note("measuring, which takes less than a minute");
     }
     let document = Document::measure(&here)?;
     if let Some(path) = &options.report {

@@ -12,7 +12,7 @@ use perfctr::Event;
 use super::group::Group;
 use super::metric::Metric;
 use crate::tables::{Modes, Processor, TableMetric, Tables};
-use crate::text::tell;
+use crate::text::print_note;
 
 /// What a user has named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +142,7 @@ fn of_tables(tables: &Tables, name: &str, modes: Modes) -> Result<Vec<TableMetri
     found.retain(|metric| match &metric.formula {
         Ok(_) => true,
         Err(why) => {
-            tell(format_args!("{} is left out: {why}", metric.name));
+            print_note(format_args!("{} is left out: {why}", metric.name));
             false
         }
     });

@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn what_could_not_be_counted_is_told_of_all_runs() {
         let options = options(&["-e", "instructions:u,cycles:u", "a"]);
-        let said = |unobserved: [u32; 2]| {
+        let note_of = |unobserved: [u32; 2]| {
             let runs = unobserved.map(|unobserved| Run { unobserved, ..run([10, 4]) });
             let text = table(&options, "native", &Summary::all(&options.event, &runs), &[], &runs);
             let line = text.lines().find(|line| line.contains("could not be counted"));
@@ -418,8 +418,8 @@ mod tests {
         };
         let expected =
             |number| Some(format!("{number}  threads or programs that could not be counted"));
-        assert_eq!(said([0, 0]), None);
-        assert_eq!([said([2, 0]), said([0, 3]), said([2, 3])], [2, 3, 5].map(expected));
+        assert_eq!(note_of([0, 0]), None);
+        assert_eq!([note_of([2, 0]), note_of([0, 3]), note_of([2, 3])], [2, 3, 5].map(expected));
     }
 
     #[test]

@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn what_is_no_expression_is_refused_by_what_was_found() {
-        for (text, said) in [
+        for (text, expected) in [
             ("", "the end found, a value expected"),
             ("1 +", "the end found, a value expected"),
             ("1 2", "`2` found, the end expected"),
@@ -380,7 +380,7 @@ mod tests {
             ("\\", "`\\` found, a number, a name or an operator expected"),
             ("ä", "`ä` found, a number, a name or an operator expected"),
         ] {
-            assert_eq!(parse(text), Err(said.to_owned()), "{text}");
+            assert_eq!(parse(text), Err(expected.to_owned()), "{text}");
         }
         let deep = "(".repeat(1_000_000);
         assert!(parse(&deep).unwrap_err().contains("within each other"));

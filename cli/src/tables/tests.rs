@@ -184,14 +184,14 @@ fn a_group_is_all_of_its_metrics() {
 fn directories_without_tables_are_refused_with_what_they_lack() {
     let root = directory("none");
     let read = |below: &str, cpu| Tables::read(&root.join(below), processor(cpu), false);
-    let said = |below, cpu| format!("{:#}", read(below, cpu).unwrap_err());
+    let error_of = |below, cpu| format!("{:#}", read(below, cpu).unwrap_err());
     let intel = "GenuineIntel-6-55-4";
     assert!(read("arch/x86", intel).is_ok());
-    assert!(said("arch/x86/first", intel).contains("a directory with mapfile.csv expected"));
-    assert!(said("", "AuthenticAMD-23-31-0").contains("third: No such file"));
+    assert!(error_of("arch/x86/first", intel).contains("a directory with mapfile.csv expected"));
+    assert!(error_of("", "AuthenticAMD-23-31-0").contains("third: No such file"));
     fs::write(root.join("arch/x86/first/more.json"), "[{\"EventName\": 7}]").unwrap();
-    assert!(said("", intel).contains("more.json: invalid type"), "{}", said("", intel));
+    assert!(error_of("", intel).contains("more.json: invalid type"), "{}", error_of("", intel));
     fs::create_dir(root.join("arch/x86/third")).unwrap();
-    assert!(said("", "AuthenticAMD-23-31-0").ends_with("no events and no metrics found"));
+    assert!(error_of("", "AuthenticAMD-23-31-0").ends_with("no events and no metrics found"));
     fs::remove_dir_all(root).unwrap();
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
 
-use crate::run::{Process, nobody, perfctr, run, said};
+use crate::run::{Process, nobody, output_of, perfctr, run};
 
 /// A name of 15 bytes, which are all that Linux keeps, with half a character at the end.
 const CUT: &[u8] = b"12345678901234\xd0";
@@ -14,9 +14,9 @@ const CUT_SHOWN: &str = "12345678901234\u{fffd}";
 #[test]
 fn a_process_whose_name_is_no_utf_8_is_counted() {
     let busy = Process::busy(CUT);
-    let said = run(&format!("stat --csv -e instructions:u -p {} -- sleep 1", busy.pid()));
-    assert_eq!(said.status, 0, "{said:?}");
-    let count: u64 = said.err.split(',').next().unwrap().parse().unwrap();
+    let printed = run(&format!("stat --csv -e instructions:u -p {} -- sleep 1", busy.pid()));
+    assert_eq!(printed.status, 0, "{printed:?}");
+    let count: u64 = printed.err.split(',').next().unwrap().parse().unwrap();
     // A busy machine gives it little of the second.
     assert!(count > 1_000_000, "{count} ns in 1 s");
     let top = run(&format!("top --plain -n 1 -d 100 -p {}", busy.pid()));
@@ -29,19 +29,19 @@ fn a_process_whose_name_is_no_utf_8_is_counted() {
 fn threads_and_cpus_are_counted_until_the_command_ends() {
     let busy = Process::busy(b"busy");
     for who in [format!("-t {}", busy.pid()), "-a".to_owned()] {
-        let said = run(&format!("stat --csv -e instructions:u {who} -- sleep 1"));
-        assert_eq!(said.status, 0, "{said:?}");
-        let count: u64 = said.err.split(',').next().unwrap().parse().unwrap();
+        let printed = run(&format!("stat --csv -e instructions:u {who} -- sleep 1"));
+        assert_eq!(printed.status, 0, "{printed:?}");
+        let count: u64 = printed.err.split(',').next().unwrap().parse().unwrap();
         assert!(count > 1_000_000, "{who}: {count} ns in 1 s");
         assert_eq!(run(&format!("stat -o /dev/null {who} false")).status, 1, "{who}");
     }
     // A thread's end is the end of its counts.
     let ended = Process::shell(b"echo; exec sleep 0.5");
-    let said = run(&format!("stat --csv -I 100 -e instructions:u -t {}", ended.pid()));
-    assert_eq!(said.status, 0, "{said:?}");
-    assert!(said.err.lines().count() > 2, "{said:?}");
-    let said = run(&format!("stat -t {} true", nobody()));
-    assert!(said.status == 125 && said.err.contains("thread"), "{said:?}");
+    let printed = run(&format!("stat --csv -I 100 -e instructions:u -t {}", ended.pid()));
+    assert_eq!(printed.status, 0, "{printed:?}");
+    assert!(printed.err.lines().count() > 2, "{printed:?}");
+    let printed = run(&format!("stat -t {} true", nobody()));
+    assert!(printed.status == 125 && printed.err.contains("thread"), "{printed:?}");
 }
 
 #[test]
@@ -51,9 +51,9 @@ fn a_name_sends_no_commands_to_the_terminal() {
         format!("top --plain -n 1 -d 100 -p {}", busy.pid()),
         format!("export --once -p {}", busy.pid()),
     ] {
-        let said = run(&line);
-        assert!(said.out.contains("]0;owned"), "{said:?}");
-        assert!(!said.out.contains(['\x1b', '\x07']), "{said:?}");
+        let printed = run(&line);
+        assert!(printed.out.contains("]0;owned"), "{printed:?}");
+        assert!(!printed.out.contains(['\x1b', '\x07']), "{printed:?}");
     }
 }
 
@@ -70,17 +70,17 @@ fn many_threads_need_no_higher_limit_of_files() {
         }
         ready.wait();
         let pid = std::process::id();
-        let said = [
+        let printed = [
             format!("stat -p {pid} -- true"),
             format!("top --plain -n 1 -d 100 -p {pid}"),
             format!("export --once -p {pid}"),
         ]
-        .map(|line| said(&mut limited(&line)));
+        .map(|line| output_of(&mut limited(&line)));
         // This is before any assertion, since a panic waits for all threads.
         ready.wait();
-        assert_eq!(said.each_ref().map(|said| said.status), [0; 3], "{said:?}");
+        assert_eq!(printed.each_ref().map(|printed| printed.status), [0; 3], "{printed:?}");
     });
-    let programs = said(&mut limited("stat -o /dev/null -- sh -c 'ulimit -Sn'"));
+    let programs = output_of(&mut limited("stat -o /dev/null -- sh -c 'ulimit -Sn'"));
     assert_eq!(programs.out, "64\n", "the program keeps its caller's limit");
 }
 
@@ -101,9 +101,9 @@ fn limited(line: &str) -> Command {
 fn a_process_that_is_not_there_is_an_error() {
     let pid = nobody();
     for verb in ["top --plain -n 1", "export --once", "stat"] {
-        let said = run(&format!("{verb} -p {pid}"));
-        assert_eq!(said.status, 125, "{verb}: {said:?}");
-        assert!(said.err.contains(&format!("process {pid}")), "{verb}: {said:?}");
+        let printed = run(&format!("{verb} -p {pid}"));
+        assert_eq!(printed.status, 125, "{verb}: {printed:?}");
+        assert!(printed.err.contains(&format!("process {pid}")), "{verb}: {printed:?}");
     }
 }
 

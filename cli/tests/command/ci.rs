@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::run::{Said, file, perfctr, said, set_baseline};
+use crate::run::{Printed, file, output_of, perfctr, set_baseline};
 
 /// Returns the script behind this key of a YAML file: the lines that are indented further than it.
 fn script(path: &str, key: &str, separator: &str) -> String {
@@ -24,7 +24,7 @@ fn script(path: &str, key: &str, separator: &str) -> String {
 
 /// Runs a script with bash in a directory of its own, in which the baseline says that the program
 /// has had one event.
-fn run_in(directory: &Path, script: &str, command: &str) -> Said {
+fn run_in(directory: &Path, script: &str, command: &str) -> Printed {
     fs::create_dir_all(directory).unwrap();
     set_baseline(&directory.join("baseline.json"), "truth", 1);
     let usual = perfctr::<&str>([]);
@@ -36,7 +36,7 @@ fn run_in(directory: &Path, script: &str, command: &str) -> Said {
     bash.args(["-ec", script]).current_dir(directory).env("PATH", format!("{here}:/usr/bin:/bin"));
     bash.env("GATE_NAME", "truth").env("GATE_BASELINE", "baseline.json");
     bash.env("GATE_COMMAND", command).env("GITHUB_STEP_SUMMARY", "summary.md");
-    said(bash.env("GATE_OPTIONS", "--repeat 1"))
+    output_of(bash.env("GATE_OPTIONS", "--repeat 1"))
 }
 
 #[test]

@@ -13,9 +13,9 @@ fn every_document_says_its_format_and_version() {
         ("selftest --json", "perfctr selftest"),
         ("stat --json true", "perfctr stat"),
     ] {
-        let said = run(line);
-        let text = if said.out.is_empty() { &said.err } else { &said.out };
-        let document: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{said:?}"));
+        let printed = run(line);
+        let text = if printed.out.is_empty() { &printed.err } else { &printed.out };
+        let document: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{printed:?}"));
         assert_eq!(document["format"], format);
         assert_eq!(document["version"], 1, "{line}");
     }

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{Process, calls, compile, file, perfctr, run, said, set_baseline};
+use crate::run::{Process, calls, compile, file, output_of, perfctr, run, set_baseline};
 
 #[test]
 fn who_reads_no_more_hears_no_more() {
@@ -67,8 +67,8 @@ fn closed_pipe() -> PipeWriter {
 /// Records a profile, and returns its path.
 fn record(name: &str) -> String {
     let path = file(name).display().to_string();
-    let said = run(&format!("record -g -e instructions:u -o {path} {}", calls().display()));
-    assert_eq!(said.status, 0, "{said:?}");
+    let printed = run(&format!("record -g -e instructions:u -o {path} {}", calls().display()));
+    assert_eq!(printed.status, 0, "{printed:?}");
     path
 }
 
@@ -79,29 +79,29 @@ fn a_full_disk_is_an_error_that_says_so() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let output = perfctr(line.split(' ')).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(125), "{line}: {output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("No space left on device"), "{line}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(printed.contains("No space left on device"), "{line}: {printed}");
     }
 }
 
 #[test]
 fn programs_end_by_closed_pipes_as_without_the_command() {
-    let said = run_script("yes | head -n 1");
-    assert_eq!((said.status, &*said.out, &*said.err), (0, "y\n", ""), "{said:?}");
+    let printed = run_script("yes | head -n 1");
+    assert_eq!((printed.status, &*printed.out, &*printed.err), (0, "y\n", ""), "{printed:?}");
 }
 
 /// Runs `perfctr stat` with a script. The counts are not looked at.
-fn run_script(script: &str) -> crate::run::Said {
-    said(&mut perfctr(["stat", "-o", "/dev/null", "--", "sh", "-c", script]))
+fn run_script(script: &str) -> crate::run::Printed {
+    output_of(&mut perfctr(["stat", "-o", "/dev/null", "--", "sh", "-c", script]))
 }
 
 /// Runs `perfctr stat` with a script. Returns the exit status, and the runs.
 fn runs(options: &[&str], script: &str) -> (i32, Vec<Value>) {
     let path = file(format!("runs-{:?}.json", thread::current().id()));
     let mut command = perfctr(["stat", "--json", "-e", "instructions:u", "-o"]);
-    let said = said(command.arg(&path).args(options).args(["--", "sh", "-c", script]));
+    let printed = output_of(command.arg(&path).args(options).args(["--", "sh", "-c", script]));
     let document: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    (said.status, document["runs"].as_array().unwrap().clone())
+    (printed.status, document["runs"].as_array().unwrap().clone())
 }
 
 fn number(run: &Value, key: &str) -> u64 {
@@ -175,11 +175,11 @@ fn a_missing_program_gives_127_and_no_program_126() {
         for (program, status, why) in
             [("/nowhere", 127, "No such file"), (text, 126, "Permission denied")]
         {
-            let said = run(&format!("{verb} -- {program}"));
-            assert_eq!(said.status, status, "{said:?}");
+            let printed = run(&format!("{verb} -- {program}"));
+            assert_eq!(printed.status, status, "{printed:?}");
             let expected = format!("perfctr: cannot execute {program}: {why}");
-            assert!(said.err.starts_with(&expected), "{said:?}");
-            assert_eq!(said.err.lines().count(), 1, "{said:?}");
+            assert!(printed.err.starts_with(&expected), "{printed:?}");
+            assert_eq!(printed.err.lines().count(), 1, "{printed:?}");
         }
     }
 }
@@ -187,9 +187,10 @@ fn a_missing_program_gives_127_and_no_program_126() {
 #[test]
 fn a_profile_that_cannot_be_written_is_refused_before_the_program_runs() {
     let (marker, kept) = (file("has-run"), file("kept.data"));
-    let said = said(perfctr(["record", "-o", "/nonexistent/x", "--", "touch"]).arg(&marker));
-    assert_eq!((said.status, marker.exists()), (125, false), "{said:?}");
-    assert!(said.err.contains("cannot write /nonexistent/x: No such file"), "{said:?}");
+    let printed =
+        output_of(perfctr(["record", "-o", "/nonexistent/x", "--", "touch"]).arg(&marker));
+    assert_eq!((printed.status, marker.exists()), (125, false), "{printed:?}");
+    assert!(printed.err.contains("cannot write /nonexistent/x: No such file"), "{printed:?}");
     fs::write(&kept, "what was recorded before").unwrap();
     let absent = run(&format!("record -o {} -- /nowhere", kept.display()));
     assert_eq!(absent.status, 127, "{absent:?}");
@@ -207,10 +208,10 @@ fn a_program_in_a_place_that_is_no_utf_8_has_its_functions_names() {
     fs::write(&source, text).unwrap();
     compile(&["-O1", source.to_str().unwrap()], &program);
     let mut record = perfctr(["record", "-e", "cycles:u", "-c", "1000003", "-o"]);
-    let recorded = said(record.arg(&profile).arg("--").arg(&program));
+    let recorded = output_of(record.arg(&profile).arg("--").arg(&program));
     assert_eq!(recorded.status, 0, "{recorded:?}");
     assert!(recorded.err.contains(" of 1 thread in "), "{recorded:?}");
-    let report = said(perfctr(["report", "-i"]).arg(&profile));
+    let report = output_of(perfctr(["report", "-i"]).arg(&profile));
     assert_eq!(report.err, "", "{report:?}");
     assert!(report.out.contains("spin_here"), "{report:?}");
 }

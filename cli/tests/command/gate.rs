@@ -8,14 +8,14 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::run::{Said, file, perfctr, said, set_baseline};
+use crate::run::{Printed, file, output_of, perfctr, set_baseline};
 
 const HOUR_NS: &str = "3600000000000";
 
-fn gate(name: &str, options: &[&str], program: &[&str]) -> Said {
+fn gate(name: &str, options: &[&str], program: &[&str]) -> Printed {
     let baseline = file(format!("{name}.json"));
     let mut command = perfctr(["gate", "--name", name, "--baseline"]);
-    said(command.arg(baseline).args(options).arg("--").args(program))
+    output_of(command.arg(baseline).args(options).arg("--").args(program))
 }
 
 fn set(name: &str, count: u64) {

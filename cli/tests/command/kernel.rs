@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::run::{Process, file, perfctr, run, said};
+use crate::run::{Process, file, output_of, perfctr, run};
 
 /// A program that is in the kernel nearly all the time.
 const COPY: &str = "dd if=/dev/zero of=/dev/null bs=1M count=4000 status=none";
@@ -88,10 +88,10 @@ fn who_may_not_sample_the_kernel_hears_who_may() {
     for who in ["true", "-a -- true"] {
         let line = format!("record -e instructions -o /dev/null {who}");
         let mut record = perfctr(line.split(' '));
-        let said = said(record.env("SOFT_PMU", "paranoid").env("SOFT_PMU_LEVEL", &level));
-        assert_eq!(said.status, 125, "{said:?}");
+        let printed = output_of(record.env("SOFT_PMU", "paranoid").env("SOFT_PMU_LEVEL", &level));
+        assert_eq!(printed.status, 125, "{printed:?}");
         for part in ["kernel.perf_event_paranoid is 2", "root", "CAP_PERFMON"] {
-            assert!(said.err.contains(part), "{who}: `{part}` is not in {said:?}");
+            assert!(printed.err.contains(part), "{who}: `{part}` is not in {printed:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::run::{build, perfctr, run, said};
+use crate::run::{build, output_of, perfctr, run};
 
 /// Returns the counts of these events, and their names, for a program that writes to so many pages.
 fn counts(events: &str, pages: u64, machine: &str) -> Vec<(String, u64)> {
@@ -14,8 +14,9 @@ fn counts(events: &str, pages: u64, machine: &str) -> Vec<(String, u64)> {
     let program = BUILT.get_or_init(|| build("pages.c", &["-O1"]));
     let mut command = perfctr(["stat", "--json", "--repeatable", "-e", events]);
     command.env("SOFT_PMU", machine).arg(program).arg(pages.to_string());
-    let said = said(&mut command);
-    let document: Value = serde_json::from_str(&said.err).unwrap_or_else(|_| panic!("{said:?}"));
+    let printed = output_of(&mut command);
+    let document: Value =
+        serde_json::from_str(&printed.err).unwrap_or_else(|_| panic!("{printed:?}"));
     let names = document["events"].as_array().unwrap().iter();
     let names = names.map(|event| event["event"].as_str().unwrap().to_owned());
     let counts = document["runs"][0]["counts"].as_array().unwrap().iter();
@@ -37,16 +38,17 @@ fn each_new_page_is_a_page_fault() {
 fn they_need_no_pmu() {
     let [few, many] = [500, 3_500].map(|pages| counts("faults:u", pages, "none"));
     assert_eq!(many[0].1 - few[0].1, 3_000, "{few:?} {many:?}");
-    let mixed = said(perfctr(["stat", "-e", "faults:u,cycles:u", "true"]).env("SOFT_PMU", "none"));
+    let mixed =
+        output_of(perfctr(["stat", "-e", "faults:u,cycles:u", "true"]).env("SOFT_PMU", "none"));
     assert!(mixed.status == 125 && mixed.err.contains("cycles:u"), "{mixed:?}");
-    let listed = said(perfctr(["list", "task-clock"]).env("SOFT_PMU", "none"));
+    let listed = output_of(perfctr(["list", "task-clock"]).env("SOFT_PMU", "none"));
     assert!(listed.out.contains(" yes\n"), "{listed:?}");
 }
 
 #[test]
 fn a_group_may_have_them_beside_counters() {
-    let said = run("stat --csv -e {cycles:u,page-faults:u} true");
-    let rows: Vec<&str> = said.err.lines().collect();
-    assert_eq!((said.status, rows.len()), (0, 2), "{said:?}");
-    assert!(rows[1].contains(",page-faults:u,") && !rows[1].starts_with('0'), "{said:?}");
+    let printed = run("stat --csv -e {cycles:u,page-faults:u} true");
+    let rows: Vec<&str> = printed.err.lines().collect();
+    assert_eq!((printed.status, rows.len()), (0, 2), "{printed:?}");
+    assert!(rows[1].contains(",page-faults:u,") && !rows[1].starts_with('0'), "{printed:?}");
 }

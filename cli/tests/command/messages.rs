@@ -3,19 +3,19 @@
 
 use std::fs;
 
-use crate::run::{file, perfctr, said};
+use crate::run::{file, output_of, perfctr};
 
 #[test]
 fn a_denied_event_says_by_what_and_who_may() {
     let level = file("perf_event_paranoid");
     fs::write(&level, "2\n").unwrap();
     let mut stat = perfctr(["stat", "-e", "instructions", "true"]);
-    let said = said(stat.env("SOFT_PMU", "paranoid").env("SOFT_PMU_LEVEL", &level));
-    assert_eq!(said.status, 125, "{said:?}");
+    let printed = output_of(stat.env("SOFT_PMU", "paranoid").env("SOFT_PMU_LEVEL", &level));
+    assert_eq!(printed.status, 125, "{printed:?}");
     for part in ["kernel.perf_event_paranoid is 2", "`:u`", "root", "CAP_PERFMON"] {
-        assert!(said.err.contains(part), "`{part}` is not in {said:?}");
+        assert!(printed.err.contains(part), "`{part}` is not in {printed:?}");
     }
-    assert_eq!(said.err.matches("Permission denied").count(), 1, "{said:?}");
+    assert_eq!(printed.err.matches("Permission denied").count(), 1, "{printed:?}");
 }
 
 #[test]
@@ -28,10 +28,10 @@ fn where_there_is_no_pmu_every_verb_says_so() {
         "top --plain -n 1 -C".to_owned(),
         format!("export --once -p {pid}"),
     ] {
-        let said = said(perfctr(line.split(' ')).env("SOFT_PMU", "none"));
-        assert_eq!(said.status, 125, "{line}: {said:?}");
+        let printed = output_of(perfctr(line.split(' ')).env("SOFT_PMU", "none"));
+        assert_eq!(printed.status, 125, "{line}: {printed:?}");
         let expected = "native: the kernel knows no PMU here; in a virtual machine the host has";
-        assert!(said.err.contains(expected), "{line}: {said:?}");
-        assert!(said.err.contains("paravirt: "), "{line}: {said:?}");
+        assert!(printed.err.contains(expected), "{line}: {printed:?}");
+        assert!(printed.err.contains("paravirt: "), "{line}: {printed:?}");
     }
 }

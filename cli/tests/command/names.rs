@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::run::{build, compile, file, perfctr, run, said};
+use crate::run::{build, compile, file, output_of, perfctr, run};
 
 #[test]
 fn functions_in_a_dump_of_compiled_code_have_their_names() {
@@ -15,8 +15,8 @@ fn functions_in_a_dump_of_compiled_code_have_their_names() {
         (build("compiled.c", &["-O1"]), file("dumped.profile"), file("dumps"));
     fs::create_dir_all(&folder).unwrap();
     let (program, profile, at) = (program.display(), profile.display(), folder.display());
-    let said = run(&format!("record -e instructions:u -c 1000003 -o {profile} {program} {at}"));
-    assert_eq!(said.status, 0, "{said:?}");
+    let printed = run(&format!("record -e instructions:u -c 1000003 -o {profile} {program} {at}"));
+    assert_eq!(printed.status, 0, "{printed:?}");
     let report = run(&format!("report -i {profile} -s module,symbol"));
     let row = report.out.lines().find(|line| line.ends_with("js::hot at /srv/app.js:7"));
     let row = row.unwrap_or_else(|| panic!("{report:?}"));
@@ -31,8 +31,8 @@ fn a_functions_samples_are_shown_by_lines_and_instructions() {
     let source = format!("{}/tests/command/inlined.c", env!("CARGO_MANIFEST_DIR"));
     compile(&["-O2", "-g", &source], &program);
     let (program, profile) = (program.display(), profile.display());
-    let said = run(&format!("record -g -e instructions:u -c 1000003 -o {profile} {program}"));
-    assert_eq!(said.status, 0, "{said:?}");
+    let printed = run(&format!("record -g -e instructions:u -c 1000003 -o {profile} {program}"));
+    assert_eq!(printed.status, 0, "{printed:?}");
     let table = run(&format!("report -i {profile}")).out;
     let row = table.lines().find(|line| line.ends_with(" around")).unwrap();
     let all: u64 = row.split_whitespace().next().unwrap().parse().unwrap();
@@ -72,8 +72,8 @@ fn without_names(folder: &Path) -> String {
     assert!(shell.args(["-ec", script]).current_dir(folder).status().unwrap().success());
     let (profile, program) = (folder.join("profile"), folder.join("program"));
     let (profile, program) = (profile.display(), program.display());
-    let said = run(&format!("record -e instructions:u -c 1000003 -o {profile} {program}"));
-    assert_eq!(said.status, 0, "{said:?}");
+    let printed = run(&format!("record -e instructions:u -c 1000003 -o {profile} {program}"));
+    assert_eq!(printed.status, 0, "{printed:?}");
     let notes = Command::new("readelf").args(["-n", &program.to_string()]).output().unwrap();
     let notes = String::from_utf8(notes.stdout).unwrap();
     let (_, id) = notes.split_once("Build ID: ").unwrap();
@@ -90,7 +90,7 @@ fn debugging_information_comes_from_the_systems_client_of_debuginfod() {
     let report = |servers: &str| {
         let mut report = perfctr(["report", "-s", "symbol,line", "-i"]);
         report.arg(&profile).env("DEBUGINFOD_CACHE_PATH", &cache).env("PATH", &path);
-        said(report.env("DEBUGINFOD_URLS", servers))
+        output_of(report.env("DEBUGINFOD_URLS", servers))
     };
     let named = |out: &str| out.lines().any(|l| l.contains(" work ") && l.contains("program.c:1"));
     let unnamed = report("");

@@ -3,22 +3,22 @@
 
 use std::fs;
 
-use crate::run::{calls, file, perfctr, run, said};
+use crate::run::{calls, file, output_of, perfctr, run};
 
 #[test]
 fn a_profile_says_the_same_as_a_file_of_perfs() {
     let [profile, data] =
         ["perf.profile", "perf.data"].map(|name| file(name).display().to_string());
     let calls = calls().display().to_string();
-    let said = run(&format!("record -g -e instructions:u -c 1000003 -o {profile} {calls}"));
-    assert_eq!(said.status, 0, "{said:?}");
-    let said = run(&format!("report -i {profile} -f perf -o {data}"));
-    assert_eq!((said.status, &*said.err), (0, ""));
+    let printed = run(&format!("record -g -e instructions:u -c 1000003 -o {profile} {calls}"));
+    assert_eq!(printed.status, 0, "{printed:?}");
+    let printed = run(&format!("report -i {profile} -f perf -o {data}"));
+    assert_eq!((printed.status, &*printed.err), (0, ""));
     let [ours, perfs] = [&profile, &data].map(|input| {
-        let said = run(&format!("report -i {input} -s thread,symbol -g"));
-        assert_eq!((said.status, &*said.err), (0, ""));
+        let printed = run(&format!("report -i {input} -s thread,symbol -g"));
+        assert_eq!((printed.status, &*printed.err), (0, ""));
         // Threads are in the order in which they began, or in which they were sampled first.
-        let text = said.out.replace("from perf\n", "from native\n");
+        let text = printed.out.replace("from perf\n", "from native\n");
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();
         lines
@@ -26,11 +26,11 @@ fn a_profile_says_the_same_as_a_file_of_perfs() {
     let all = ours.concat();
     assert!(all.contains("innermost") && all.contains("of 3 threads"), "{ours:?}");
     assert_eq!(ours, perfs);
-    let said = run(&format!("diff {profile} {data}"));
-    assert_eq!(said.status, 0, "{said:?}");
-    let said = run(&format!("report -i {data} --event cycles:u"));
-    assert_eq!((said.status, &*said.out), (125, ""));
-    assert!(said.err.contains("instructions:u found, and not cycles:u"), "{said:?}");
+    let printed = run(&format!("diff {profile} {data}"));
+    assert_eq!(printed.status, 0, "{printed:?}");
+    let printed = run(&format!("report -i {data} --event cycles:u"));
+    assert_eq!((printed.status, &*printed.out), (125, ""));
+    assert!(printed.err.contains("instructions:u found, and not cycles:u"), "{printed:?}");
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn recordings_are_written_as_files_of_perfs_at_once() {
     let folder = file("at-once");
     fs::create_dir_all(&folder).unwrap();
     let mut record = perfctr(["record", "-g", "-e", "instructions:u,branches:u", "-f", "perf"]);
-    let recorded = said(record.arg(calls()).current_dir(&folder));
+    let recorded = output_of(record.arg(calls()).current_dir(&folder));
     assert_eq!(recorded.status, 0, "{recorded:?}");
     assert!(recorded.err.contains(" in perf.data: instructions:u\n"), "{recorded:?}");
     let path = folder.join("perf.data");
@@ -48,6 +48,9 @@ fn recordings_are_written_as_files_of_perfs_at_once() {
     assert!(report.out.contains("branches:u, from perf\n"), "{report:?}");
     assert!(report.out.contains("innermost"), "{report:?}");
     let named = file("named.data").display().to_string();
-    let said = run(&format!("record -f perf -o {named} {}", calls().display()));
-    assert!(said.status == 0 && fs::read(named).unwrap().starts_with(b"PERFILE2"), "{said:?}");
+    let printed = run(&format!("record -f perf -o {named} {}", calls().display()));
+    assert!(
+        printed.status == 0 && fs::read(named).unwrap().starts_with(b"PERFILE2"),
+        "{printed:?}"
+    );
 }

@@ -44,8 +44,8 @@ impl Recorded {
 fn functions_that_were_inlined_are_shown_below_their_callers() {
     let (program, profile) = (build("inlined.c", &["-O2", "-g"]), file("inlined.profile"));
     let (program, profile) = (program.display(), profile.display());
-    let said = run(&format!("record -g -e instructions:u -o {profile} {program}"));
-    assert_eq!(said.status, 0, "{said:?}");
+    let printed = run(&format!("record -g -e instructions:u -o {profile} {program}"));
+    assert_eq!(printed.status, 0, "{printed:?}");
     let symbols = Command::new("nm").arg(program.to_string()).output().unwrap().stdout;
     let symbols = String::from_utf8(symbols).unwrap();
     assert!(symbols.contains(" around\n") && !symbols.contains(" inlined\n"), "{symbols}");
@@ -70,8 +70,8 @@ fn what_runs_already_is_sampled_and_goes_on() {
         let profile = file(format!("attached-{n}"));
         let path = profile.display();
         let record = format!("record -g -e instructions:u -c 1000003 -o {path} {who} -- sleep 1");
-        let said = run(&record);
-        assert_eq!(said.status, 0, "{who}: {said:?}");
+        let printed = run(&record);
+        assert_eq!(printed.status, 0, "{who}: {printed:?}");
         let found = Recorded::read(&profile);
         // A busy machine gives it little of the second.
         assert!(found[0].samples > 20, "{who}: {found:?}");
@@ -114,14 +114,14 @@ fn a_process_is_sampled_to_its_end_with_all_that_it_starts() {
     let ended = Process::shell(script.as_bytes());
     let record = start(&profile, ended.pid());
     fs::write(&go, "\n").unwrap();
-    let said = record.wait_with_output().unwrap();
-    assert!(said.status.success(), "{said:?}");
+    let printed = record.wait_with_output().unwrap();
+    assert!(printed.status.success(), "{printed:?}");
     let report = run(&format!("report -i {} -s thread,symbol", profile.display()));
     assert!(report.out.contains("of 3 threads"), "{report:?}");
     let innermost = report.out.lines().filter(|line| line.contains("innermost")).count();
     assert_eq!(innermost, 3, "{report:?}");
-    let said = run(&format!("record -o /dev/null -p {}", nobody()));
-    assert!(said.status == 125 && said.err.contains("process"), "{said:?}");
+    let printed = run(&format!("record -o /dev/null -p {}", nobody()));
+    assert!(printed.status == 125 && printed.err.contains("process"), "{printed:?}");
 }
 
 #[test]
@@ -142,9 +142,9 @@ fn several_events_are_sampled_at_once() {
     let (program, profile) = (calls(), file("several"));
     let path = profile.display();
     let events = "instructions:u,branches/period=2000003/u";
-    let said = run(&format!("record -e {events} -c 1000003 -o {path} {}", program.display()));
-    assert_eq!(said.status, 0, "{said:?}");
-    assert!(said.err.contains(&format!("in {path}: branches:u")), "{said:?}");
+    let printed = run(&format!("record -e {events} -c 1000003 -o {path} {}", program.display()));
+    assert_eq!(printed.status, 0, "{printed:?}");
+    assert!(printed.err.contains(&format!("in {path}: branches:u")), "{printed:?}");
     let found = Recorded::read(&profile);
     let names: Vec<&str> = found.iter().map(|recorded| &*recorded.event).collect();
     assert_eq!(names, ["instructions:u", "branches:u"]);
@@ -166,8 +166,8 @@ fn several_events_are_sampled_at_once() {
     let refused = run(&format!("diff {path} {path}"));
     assert!(refused.err.contains("one event expected"), "{refused:?}");
     let data = file("several.data");
-    let said = run(&format!("report -i {path} -f perf -o {}", data.display()));
-    assert_eq!(said.status, 0, "{said:?}");
+    let printed = run(&format!("report -i {path} -f perf -o {}", data.display()));
+    assert_eq!(printed.status, 0, "{printed:?}");
     let read = run(&format!("report -i {}", data.display()));
     assert_eq!(read.out, both.out.replace("from native", "from perf"));
 }

@@ -3,17 +3,17 @@
 
 use serde_json::Value;
 
-use crate::run::{Said, file, perfctr, run, said};
+use crate::run::{Printed, file, output_of, perfctr, run};
 
 /// Prints the environment, and how addresses are chosen (personality(2)).
 const LOOK: [&str; 3] = ["sh", "-c", "exec cat /proc/self/environ /proc/self/personality"];
 /// ADDR_NO_RANDOMIZE.
 const NOT_RANDOM: &str = "00040000";
 
-fn look(verb: &str, options: &[&str]) -> Said {
+fn look(verb: &str, options: &[&str]) -> Printed {
     let mut command = perfctr([verb]);
     command.env("PATH", "/usr/bin:/bin").env("NOISE", "n".repeat(99)).env("KEPT", "a=b");
-    said(command.args(options).arg("--").args(LOOK))
+    output_of(command.args(options).arg("--").args(LOOK))
 }
 
 #[test]
@@ -22,9 +22,9 @@ fn programs_find_the_same_in_each_run() {
     let gate = ["-r", "1", "--env", "KEPT", "--env", "ADDED=1", "-b", baseline.to_str().unwrap()];
     let stat = ["--repeatable", "--env", "KEPT", "--env", "ADDED=1", "-o", "/dev/null"];
     for (verb, options) in [("gate", &gate[..]), ("stat", &stat)] {
-        let said = look(verb, options);
-        assert_eq!(said.status, 0, "{said:?}");
-        let mut found: Vec<&str> = said.out.lines().next().unwrap().split('\0').collect();
+        let printed = look(verb, options);
+        assert_eq!(printed.status, 0, "{printed:?}");
+        let mut found: Vec<&str> = printed.out.lines().next().unwrap().split('\0').collect();
         assert_eq!(found.pop(), Some(NOT_RANDOM), "{verb}");
         // The shell adds its own.
         found.retain(|variable| {
@@ -53,8 +53,8 @@ fn the_output_names_what_is_fixed() {
     let words = "the same in each run: addresses, environment (LC_ALL PATH PERL_HASH_SEED";
     assert!(table.err.contains(words), "{table:?}");
     let fixed = |options: &str| -> Value {
-        let said = run(&format!("stat --json {options}true"));
-        let mut document: Value = serde_json::from_str(&said.err).unwrap();
+        let printed = run(&format!("stat --json {options}true"));
+        let mut document: Value = serde_json::from_str(&printed.err).unwrap();
         assert_eq!(document["format"], "perfctr stat");
         assert_eq!(document["version"], 1);
         document["repeatable"].take()

@@ -56,7 +56,7 @@ pub fn perfctr<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comma
 
 /// The output of a command and its exit status.
 #[derive(Debug)]
-pub struct Said {
+pub struct Printed {
     /// The status as shells tell it: 128 and the signal if one has ended the command.
     pub status: i32,
     pub out: String,
@@ -64,15 +64,15 @@ pub struct Said {
 }
 
 /// Runs a command line that is split at spaces.
-pub fn run(line: &str) -> Said {
-    said(&mut perfctr(line.split(' ')))
+pub fn run(line: &str) -> Printed {
+    output_of(&mut perfctr(line.split(' ')))
 }
 
-pub fn said(command: &mut Command) -> Said {
+pub fn output_of(command: &mut Command) -> Printed {
     let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
     let status = status.code().or_else(|| Some(128 + status.signal()?)).unwrap();
     let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    Said { status, out, err }
+    Printed { status, out, err }
 }
 
 /// Writes a baseline by which a benchmark had this many events.

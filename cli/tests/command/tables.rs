@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::run::{Said, file, perfctr, said};
+use crate::run::{Printed, file, output_of, perfctr};
 
 const METRICS: &str = r#"[
     {"EventName": "WORK.DONE", "EventCode": "0xc4", "UMask": "0x1"},
@@ -16,12 +16,12 @@ const METRICS: &str = r#"[
 ]"#;
 
 /// Runs the command with tables for any processor.
-fn with_tables(line: &str) -> Said {
+fn with_tables(line: &str) -> Printed {
     let tables = file("tables");
     fs::create_dir_all(tables.join("any")).unwrap();
     fs::write(tables.join("mapfile.csv"), "heading\n.*,v1,any,core\n").unwrap();
     fs::write(tables.join("any/all.json"), METRICS).unwrap();
-    said(perfctr(line.split(' ')).env("PERFCTR_TABLES", tables))
+    output_of(perfctr(line.split(' ')).env("PERFCTR_TABLES", tables))
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn a_vendors_metric_is_counted_by_its_name() {
 
 #[test]
 fn what_a_metric_needs_is_counted_once_by_the_name_that_was_asked_for() {
-    let said = with_tables("stat --csv --unverified -e r1c4:u -M Share:u true");
-    let lines: Vec<&str> = said.err.lines().collect();
-    assert_eq!((said.status, lines.len()), (0, 2), "{said:?}");
-    assert!(lines[0].contains(",r1c4:u,") && lines[1] == ",,,,,50.00,% Share", "{said:?}");
+    let printed = with_tables("stat --csv --unverified -e r1c4:u -M Share:u true");
+    let lines: Vec<&str> = printed.err.lines().collect();
+    assert_eq!((printed.status, lines.len()), (0, 2), "{printed:?}");
+    assert!(lines[0].contains(",r1c4:u,") && lines[1] == ",,,,,50.00,% Share", "{printed:?}");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_metric_that_cannot_be_computed_says_why() {
     assert!(group.err.contains("perfctr: Far is left out: MEMORY is counted"), "{group:?}");
     let unknown = with_tables("stat -M Nearby true");
     assert!(unknown.err.contains("no metric and no group Nearby found in"), "{unknown:?}");
-    let none = said(&mut perfctr("stat -M ipcc --tables /nonexistent true".split(' ')));
+    let none = output_of(&mut perfctr("stat -M ipcc --tables /nonexistent true".split(' ')));
     assert_eq!(none.status, 125, "{none:?}");
     let why = "the metric ipcc is none of ipc, branches, caches";
     assert!(none.err.contains(why) && none.err.contains("in /nonexistent,"), "{none:?}");

@@ -18,17 +18,17 @@ fn counts(csv: &str) -> Vec<(u64, &str)> {
 fn events_of_a_group_are_counted_at_the_same_time() {
     let events = "{instructions:u,branches:u},cycles:u";
     let busy = Process::busy(b"busy");
-    let said = run(&format!("stat --csv -e {events} {}", calls().display()));
-    let found = counts(&said.err);
+    let printed = run(&format!("stat --csv -e {events} {}", calls().display()));
+    let found = counts(&printed.err);
     let names: Vec<&str> = found.iter().map(|(_, event)| *event).collect();
     assert_eq!(names, ["instructions:u", "branches:u", "cycles:u"]);
     // All count the time, and those of a group begin and end together.
     assert!(found[0].0 > 1_000_000 && found[0].0 == found[1].0, "{found:?}");
     let meanwhile = ["-p", "-t"].map(|who| format!("{who} {} -- sleep 0.5", busy.pid()));
     for who in meanwhile {
-        let said = run(&format!("stat --csv -e {events} {who}"));
-        let found = counts(&said.err);
-        assert!(found.len() == 3 && found[0].0 > 1_000_000, "{said:?}");
+        let printed = run(&format!("stat --csv -e {events} {who}"));
+        let found = counts(&printed.err);
+        assert!(found.len() == 3 && found[0].0 > 1_000_000, "{printed:?}");
         let (first, second) = (found[0].0, found[1].0);
         assert!(first.abs_diff(second) < first / 100, "{found:?}");
     }
@@ -37,12 +37,12 @@ fn events_of_a_group_are_counted_at_the_same_time() {
 #[test]
 fn only_stat_has_groups_of_events() {
     for line in ["record -e {cycles:u} true", "gate -e {cycles:u} true", "top -e {cycles:u}"] {
-        let said = run(line);
-        assert_eq!(said.status, 2, "{line}: {said:?}");
-        assert!(said.err.contains("groups are counted by `perfctr stat` only"), "{said:?}");
+        let printed = run(line);
+        assert_eq!(printed.status, 2, "{line}: {printed:?}");
+        assert!(printed.err.contains("groups are counted by `perfctr stat` only"), "{printed:?}");
     }
-    let said = run("stat -e {cycles:u true");
-    assert!(said.status == 2 && said.err.contains("`{` without a `}`"), "{said:?}");
+    let printed = run("stat -e {cycles:u true");
+    assert!(printed.status == 2 && printed.err.contains("`{` without a `}`"), "{printed:?}");
 }
 
 #[test]
@@ -50,9 +50,9 @@ fn a_directory_that_is_no_group_of_processes_is_refused() {
     let empty = file("no-group");
     fs::create_dir_all(&empty).unwrap();
     for verb in ["stat", "record -o /dev/null"] {
-        let said = run(&format!("{verb} -G {} -- true", empty.display()));
-        assert_eq!(said.status, 125, "{verb}: {said:?}");
-        assert!(said.err.contains("no group's directory in cgroup v2"), "{verb}: {said:?}");
+        let printed = run(&format!("{verb} -G {} -- true", empty.display()));
+        assert_eq!(printed.status, 125, "{verb}: {printed:?}");
+        assert!(printed.err.contains("no group's directory in cgroup v2"), "{verb}: {printed:?}");
         assert_eq!(run(&format!("{verb} -G / -a -- true")).status, 2);
     }
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests what the command takes for its own options, and what it offers.
 
-use crate::run::{perfctr, run, said};
+use crate::run::{output_of, perfctr, run};
 
 #[test]
 fn an_unknown_option_never_becomes_the_program() {
     for line in ["stat -z", "stat -x, ls", "stat --nonsense ls", "record -F 99 ls", "record -z ls"]
     {
-        let said = run(line);
-        assert_eq!(said.status, 2, "{line}: {said:?}");
-        assert!(said.err.contains("unexpected argument"), "{line}: {said:?}");
+        let printed = run(line);
+        assert_eq!(printed.status, 2, "{line}: {printed:?}");
+        assert!(printed.err.contains("unexpected argument"), "{line}: {printed:?}");
     }
 }
 
 #[test]
 fn options_behind_the_program_are_the_programs() {
     for line in ["stat -o /dev/null echo -n -a --json", "stat -o /dev/null -- echo -n -a --json"] {
-        let said = run(line);
-        assert_eq!((said.status, &*said.out), (0, "-a --json"), "{said:?}");
+        let printed = run(line);
+        assert_eq!((printed.status, &*printed.out), (0, "-a --json"), "{printed:?}");
     }
 }
 
@@ -34,14 +34,14 @@ fn an_event_that_is_not_known_is_counted_when_asked_for() {
     assert_eq!(event, "r1ff:u");
     assert!(value.parse::<u64>().unwrap() > 0, "{line}");
     for line in ["top --plain -n 1 -e r1ff:u -p 1", "export --once -e r1ff:u -p 1"] {
-        let said = run(line);
-        assert!(said.err.contains("--unverified"), "{line}: {said:?}");
-        let counted = said_with(line, "--unverified");
+        let printed = run(line);
+        assert!(printed.err.contains("--unverified"), "{line}: {printed:?}");
+        let counted = output_with(line, "--unverified");
         assert_eq!(counted.status, 0, "{line}: {counted:?}");
         assert!(counted.out.contains("r1ff:u"), "{line}: {counted:?}");
     }
 }
 
-fn said_with(line: &str, option: &str) -> crate::run::Said {
-    said(&mut perfctr(line.split(' ').chain([option])))
+fn output_with(line: &str, option: &str) -> crate::run::Printed {
+    output_of(&mut perfctr(line.split(' ').chain([option])))
 }

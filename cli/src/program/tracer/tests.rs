@@ -120,8 +120,8 @@ fn in_a_process_of_its_own(test: &str) {
         .args(test_alone(test))
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && said.contains("1 passed"), "{}: {said}", out.status);
+    let printed = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && printed.contains("1 passed"), "{}: {printed}", out.status);
 }
 
 /// Starts a test of this module with pipes. Returns it, and the lines that it prints.

@@ -59,6 +59,7 @@ const FILES: &[&str] = &[
     "/usr/lib/python3/dist-packages/perfctr/_library.py",
     "/usr/lib/python3/dist-packages/perfctr/gate.py",
     "/usr/lib/python3/dist-packages/perfctr/pytest_plugin.py",
+    "/usr/lib/python3/dist-packages/perfctr/regions.py",
     "/usr/lib/sysusers.d/perfctr.conf",
     "/usr/lib/x86_64-linux-gnu/libperfctr-counts.a",
     "/usr/lib/x86_64-linux-gnu/libperfctr-counts.so",
