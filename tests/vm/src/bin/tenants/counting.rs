@@ -61,7 +61,7 @@ impl Places {
 }
 
 /// The number of threads for each of the domain's vCPUs.
-const THREADS_PER_VCPU: usize = 2;
+pub const THREADS_PER_VCPU: usize = 2;
 
 /// What a domain's threads have seen.
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests a tenant that the host lets count within limits of its own.
 
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -16,7 +17,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{Tenant, Tsc, say};
 
 use crate::control::{Host, VCPUS, contains_any, exact};
-use crate::counting::{CROSSED, Domain};
+use crate::counting::{CROSSED, Domain, THREADS_PER_VCPU};
 
 /// The limits of the tenant: two counters, and one overflow in a millisecond.
 const COUNTERS: u32 = 2;
@@ -78,10 +79,16 @@ pub fn tenant() -> Result<()> {
     }));
     let domain = Domain::new(CROSSED[1])?;
     say(&domain.count(2, |measured| measured < REGIONS)?);
-    say(&json!("ready"));
+    let counting = AtomicUsize::new(0);
     // The reason comes with the first load after the change; before, readers only see that the
     // counters have been stopped.
-    let mut seen = domain.count(2, |_| true)?;
+    let mut seen = domain.count(2, |measured| {
+        // The limit changes once each thread has counted.
+        if measured == 1 && counting.fetch_add(1, Relaxed) + 1 == VCPUS * THREADS_PER_VCPU {
+            say(&json!("ready"));
+        }
+        true
+    })?;
     drop(domain);
     seen["refusal"] = refusal_of_a_load();
     say(&seen);
