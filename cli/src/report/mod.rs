@@ -94,7 +94,7 @@ impl Key {
         for key in keys {
             let is_hosts = matches!(key, Self::Domain | Self::Cpu);
             ensure!(
-                has_layers || *key != Self::Layer,
+                is_host || has_layers || *key != Self::Layer,
                 "the profile has no samples of the kernel, so it has no layers"
             );
             ensure!(
@@ -543,10 +543,13 @@ mod tests {
 
     #[test]
     fn columns_of_hosts_are_refused_for_programs() {
-        let [host, program] = [of_host().0, profile().0];
+        let [mut host, program] = [of_host().0, profile().0];
         assert_eq!(Key::columns(&[], &program).unwrap(), [Key::Symbol]);
         assert_eq!(Key::columns(&[], &host).unwrap(), [Key::Layer, Key::Domain, Key::Symbol]);
         assert_eq!(Key::columns(&[Key::Cpu], &host).unwrap(), [Key::Cpu]);
+        // A live view begins with a host of which nothing was sampled yet.
+        host.modules.clear();
+        assert_eq!(Key::columns(&[Key::Layer], &host).unwrap(), [Key::Layer]);
         let error = Key::columns(&[Key::Symbol, Key::Domain], &program).unwrap_err().to_string();
         assert!(error.starts_with("the column domain is one of hosts' profiles"), "{error}");
     }
