@@ -97,7 +97,8 @@ pub fn tenant() -> Result<()> {
 
 /// Returns how often the hypervisor has put overflows off while this thread raised many.
 fn throttled() -> Result<u64> {
-    let cpu = *cpus()?.first().context("there is no CPU")?;
+    let all = cpus()?;
+    let cpu = *all.first().context("there is no CPU")?;
     run_on(SELF, &[cpu])?;
     // The samples are not used, but their signals have to be handled.
     let _ring = Ring::new(libc::SIGURG, 0)?;
@@ -109,7 +110,7 @@ fn throttled() -> Result<u64> {
     }
     let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
     let throttled = page.throttled.load(Relaxed);
-    run_on(SELF, &cpus()?)?;
+    run_on(SELF, &all)?;
     Ok(throttled)
 }
 
