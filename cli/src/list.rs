@@ -64,7 +64,7 @@ struct Listed {
 }
 
 impl Listed {
-    fn of(here: &Here, name: String, description: Option<String>) -> Self {
+    fn describe(here: &Here, name: String, description: Option<String>) -> Self {
         match name.parse::<Event>() {
             Ok(event) => Self {
                 select: event.word(),
@@ -119,7 +119,7 @@ struct ListedMetric {
 }
 
 impl ListedMetric {
-    fn of(metric: TableMetric) -> Self {
+    fn from_metric(metric: TableMetric) -> Self {
         let TableMetric { name, groups, description, .. } = metric;
         let (events, refused) = match metric.formula {
             Ok(formula) => (formula.events, None),
@@ -140,7 +140,7 @@ impl ListedMetric {
 fn list_metrics(options: &Options) -> Result<()> {
     let processor = options.cpu.clone().unwrap_or_else(Processor::here);
     let tables = Tables::open(options.tables.as_deref(), processor.clone())?;
-    let metrics = tables.metrics(Modes::AsDefined).into_iter().map(ListedMetric::of);
+    let metrics = tables.metrics(Modes::AsDefined).into_iter().map(ListedMetric::from_metric);
     let metrics: Vec<ListedMetric> = metrics.collect();
     let directory = tables.directory.display().to_string();
     if options.json {
@@ -163,9 +163,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let here = Here::find()?;
     let mut listed: Vec<Listed> = if options.events.is_empty() {
-        Event::named().map(|event| Listed::of(&here, event.to_string(), None)).collect()
+        Event::named().map(|event| Listed::describe(&here, event.to_string(), None)).collect()
     } else {
-        options.events.iter().map(|name| Listed::of(&here, name.clone(), None)).collect()
+        options.events.iter().map(|name| Listed::describe(&here, name.clone(), None)).collect()
     };
     if options.all {
         listed.extend(own_events(&here)?);
@@ -190,7 +190,7 @@ fn own_events(here: &Here) -> Result<Vec<Listed>> {
     let all = perfctr::catalogue();
     anyhow::ensure!(!all.is_empty(), "libpfm4 is not installed, or does not know this CPU");
     let listed = |perfctr::Described { name, description, .. }| {
-        Listed::of(here, name, Some(description).filter(|text| !text.is_empty()))
+        Listed::describe(here, name, Some(description).filter(|text| !text.is_empty()))
     };
     Ok(all.into_iter().map(listed).collect())
 }

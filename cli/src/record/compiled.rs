@@ -48,7 +48,7 @@ pub fn is_dump(path: &OsStr) -> bool {
 impl Compiled {
     /// Opens a process's list, and its dump if it has mapped one. Returns `None` if there is
     /// neither.
-    pub fn of(process: u32, dump: Option<&OsStr>) -> Option<Self> {
+    pub fn open(process: u32, dump: Option<&OsStr>) -> Option<Self> {
         // A process in a container knows itself by another number, and has a /tmp of its own.
         let numbers = status(process.cast_signed(), "NSpid").unwrap_or_default();
         let own =
@@ -74,7 +74,7 @@ impl Compiled {
     /// Returns it as a module, with the functions that were executed. The path is that of the dump,
     /// or the one at which perf looks for the list.
     pub fn module(&mut self) -> Module {
-        let mut names = Names::of(&self.addresses);
+        let mut names = Names::unnamed(&self.addresses);
         // What cannot be read names nothing.
         if let Some(mut list) = self.list.as_ref() {
             let mut bytes = Vec::new();
@@ -113,7 +113,7 @@ fn open(process: u32, path: &OsStr) -> Option<File> {
 struct Names(BTreeMap<u64, Option<String>>);
 
 impl Names {
-    fn of(addresses: &BTreeSet<u64>) -> Self {
+    fn unnamed(addresses: &BTreeSet<u64>) -> Self {
         Self(addresses.iter().map(|&address| (address, None)).collect())
     }
 
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn symbols(list: &str, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
-        let mut names = Names::of(addresses);
+        let mut names = Names::unnamed(addresses);
         names.add_list(list);
         names.symbols()
     }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn dumped(bytes: &[u8], addresses: &[u64]) -> Vec<Symbol> {
-        let mut names = Names::of(&addresses.iter().copied().collect());
+        let mut names = Names::unnamed(&addresses.iter().copied().collect());
         names.add_dump(std::io::Cursor::new(bytes));
         names.symbols()
     }
@@ -338,15 +338,15 @@ mod tests {
         let own = std::process::id();
         let list = List(format!("/tmp/perf-{own}.map").into());
         fs::remove_file(&list.0).ok();
-        assert!(Compiled::of(own, None).is_none(), "there is none");
+        assert!(Compiled::open(own, None).is_none(), "there is none");
         assert!(Command::new("mkfifo").arg(&list.0).status().unwrap().success());
-        assert!(Compiled::of(own, None).is_none(), "a pipe is not waited for");
+        assert!(Compiled::open(own, None).is_none(), "a pipe is not waited for");
         fs::remove_file(&list.0).unwrap();
         symlink("/etc/passwd", &list.0).unwrap();
-        assert!(Compiled::of(own, None).is_none(), "a link leads elsewhere");
+        assert!(Compiled::open(own, None).is_none(), "a link leads elsewhere");
         fs::remove_file(&list.0).unwrap();
         fs::write(&list.0, "10 20 f\n").unwrap();
-        let mut compiled = Compiled::of(own, None).unwrap();
+        let mut compiled = Compiled::open(own, None).unwrap();
         compiled.executes(0x18);
         drop(list);
         let module = compiled.module();

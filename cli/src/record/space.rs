@@ -243,7 +243,7 @@ impl Files {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let dump = self.dumps.get(&process).map(OsString::as_os_str);
-                entry.insert((next, Compiled::of(process, dump)?))
+                entry.insert((next, Compiled::open(process, dump)?))
             }
         };
         compiled.executes(address);

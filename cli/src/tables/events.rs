@@ -41,9 +41,9 @@ impl Events {
             return in_modes(self.named(vendor, name)?.encode(vendor, name)?, modifier, written);
         };
         if !CORES.contains(&unit) {
-            return Err(Kind::OtherUnit.of(written));
+            return Err(Kind::OtherUnit.refusal(written));
         }
-        let malformed = || Kind::Encoding.of(written);
+        let malformed = || Kind::Encoding.refusal(written);
         let (terms, modifier) = rest.rsplit_once('@').ok_or_else(malformed)?;
         let mut terms = terms.split(',').peekable();
         let is_name = |term: &&str| !term.contains('=');
@@ -76,7 +76,7 @@ impl Events {
         };
         let of_core =
             |entry: &&Entry| entry.unit.as_deref().is_none_or(|unit| CORES.contains(&unit));
-        entries.iter().find(of_core).cloned().ok_or_else(|| Kind::OtherUnit.of(name))
+        entries.iter().find(of_core).cloned().ok_or_else(|| Kind::OtherUnit.refusal(name))
     }
 }
 
@@ -84,12 +84,12 @@ impl Events {
 fn known_to_perf(vendor: Vendor, name: &str) -> Result<Entry, Refusal> {
     if name == "slots" || name.starts_with("topdown-") {
         return Err(match vendor {
-            Vendor::Intel => Kind::Fixed.of(name),
-            Vendor::Amd => Kind::Unknown.of(name),
+            Vendor::Intel => Kind::Fixed.refusal(name),
+            Vendor::Amd => Kind::Unknown.refusal(name),
         });
     }
     let known = Event::named().find(|event| !event.is_software() && event.to_string() == name);
-    let known = known.ok_or_else(|| Kind::Unknown.of(name))?;
+    let known = known.ok_or_else(|| Kind::Unknown.refusal(name))?;
     Ok(Entry { known: Some(known), ..Entry::default() })
 }
 
@@ -98,7 +98,7 @@ fn in_modes(event: Event, modifier: &str, written: &str) -> Result<Event, Refusa
         "u" => Ok(event.user()),
         "k" => Ok(event.kernel()),
         "uk" | "ku" => Ok(event),
-        _ => Err(Kind::Mode.of(written)),
+        _ => Err(Kind::Mode.refusal(written)),
     }
 }
 
@@ -111,19 +111,19 @@ impl Entry {
             return Ok(event);
         }
         if is_set(&self.msr_index) {
-            return Err(Kind::FurtherRegisters.of(written));
+            return Err(Kind::FurtherRegisters.refusal(written));
         }
         if is_set(&self.any_thread) || written.ends_with("_ANY") && self.is_fixed() {
-            return Err(Kind::OtherThread.of(written));
+            return Err(Kind::OtherThread.refusal(written));
         }
         if self.pebs.as_deref().is_some_and(|pebs| pebs.trim() == "2") {
-            return Err(Kind::Pebs.of(written));
+            return Err(Kind::Pebs.refusal(written));
         }
         if vendor == Vendor::Intel && self.is_fixed() {
             let fixed = FIXED.iter().find(|(name, _)| name.eq_ignore_ascii_case(written));
-            return fixed.map(|(_, event)| *event).ok_or_else(|| Kind::Fixed.of(written));
+            return fixed.map(|(_, event)| *event).ok_or_else(|| Kind::Fixed.refusal(written));
         }
-        let select = self.select(vendor).ok_or_else(|| Kind::Encoding.of(written))?;
+        let select = self.select(vendor).ok_or_else(|| Kind::Encoding.refusal(written))?;
         Ok(Event::raw(select).unverified())
     }
 
@@ -236,7 +236,7 @@ mod tests {
         let find = |name| amd.find(Vendor::Amd, name);
         assert_eq!(find("a"), Ok(Event::raw(1 << 32 | 0x287).unverified()));
         assert_eq!(find("b"), Ok(Event::raw(0xf00).unverified()), "AMD has no fixed counters");
-        assert_eq!(find("c"), Err(Kind::Encoding.of("c")));
+        assert_eq!(find("c"), Err(Kind::Encoding.refusal("c")));
     }
 
     #[test]
@@ -261,9 +261,12 @@ mod tests {
             ("A.PLAIN:pp", Kind::Mode),
         ] {
             let found = intel().find(Vendor::Intel, written);
-            assert_eq!(found, Err(kind.of(written)), "{written}");
+            assert_eq!(found, Err(kind.refusal(written)), "{written}");
         }
-        assert_eq!(intel().find(Vendor::Intel, "A.C:u"), Err(Kind::Unknown.of("A.C")));
-        assert_eq!(intel().find(Vendor::Intel, "task-clock"), Err(Kind::Unknown.of("task-clock")));
+        assert_eq!(intel().find(Vendor::Intel, "A.C:u"), Err(Kind::Unknown.refusal("A.C")));
+        assert_eq!(
+            intel().find(Vendor::Intel, "task-clock"),
+            Err(Kind::Unknown.refusal("task-clock"))
+        );
     }
 }

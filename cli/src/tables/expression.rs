@@ -41,7 +41,7 @@ pub enum Operator {
 }
 
 impl Operator {
-    fn of(token: &Token) -> Option<Self> {
+    fn from_token(token: &Token) -> Option<Self> {
         let Token::Sign(sign) = token else { return None };
         Some(match sign {
             '|' => Self::Or,
@@ -255,7 +255,7 @@ impl Parser {
     /// Parses operators that bind at least as strongly as this.
     fn binary(&mut self, least: u32) -> Result<Expression, String> {
         let mut left = self.operand()?;
-        while let Some(operator) = self.tokens.get(self.next).and_then(Operator::of) {
+        while let Some(operator) = self.tokens.get(self.next).and_then(Operator::from_token) {
             if operator.strength() < least {
                 break;
             }
@@ -310,17 +310,21 @@ mod tests {
 
     /// Computes an expression of numbers.
     fn value(text: &str) -> f64 {
-        fn of(expression: &Expression) -> f64 {
+        fn evaluate(expression: &Expression) -> f64 {
             match expression {
                 Expression::Number(number) => *number,
-                Expression::Minus(inner) => -of(inner),
-                Expression::Binary(operator, left, right) => operator.apply(of(left), of(right)),
-                Expression::If(choice) if of(&choice.condition) != 0.0 => of(&choice.value),
-                Expression::If(choice) => of(&choice.otherwise),
+                Expression::Minus(inner) => -evaluate(inner),
+                Expression::Binary(operator, left, right) => {
+                    operator.apply(evaluate(left), evaluate(right))
+                }
+                Expression::If(choice) if evaluate(&choice.condition) != 0.0 => {
+                    evaluate(&choice.value)
+                }
+                Expression::If(choice) => evaluate(&choice.otherwise),
                 other => panic!("{other:?}"),
             }
         }
-        of(&parse(text).unwrap())
+        evaluate(&parse(text).unwrap())
     }
 
     #[test]

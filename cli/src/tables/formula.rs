@@ -54,20 +54,20 @@ impl Function {
 
 impl Value {
     fn compute(&self, counts: &[f64], seconds: f64) -> f64 {
-        let of = |value: &Self| value.compute(counts, seconds);
+        let compute = |value: &Self| value.compute(counts, seconds);
         match self {
             Self::Number(number) => *number,
             Self::Count(n) => counts[*n],
             Self::Seconds => seconds,
-            Self::Minus(inner) => -of(inner),
-            Self::Binary(operator, left, right) => operator.apply(of(left), of(right)),
+            Self::Minus(inner) => -compute(inner),
+            Self::Binary(operator, left, right) => operator.apply(compute(left), compute(right)),
             Self::Call(function, arguments) => {
-                let arguments: Vec<f64> = arguments.iter().map(of).collect();
+                let arguments: Vec<f64> = arguments.iter().map(compute).collect();
                 function.apply(&arguments)
             }
             Self::If(parts) => {
                 let [condition, value, otherwise] = &**parts;
-                if of(condition) == 0.0 { of(otherwise) } else { of(value) }
+                if compute(condition) == 0.0 { compute(otherwise) } else { compute(value) }
             }
         }
     }
@@ -76,7 +76,7 @@ impl Value {
 impl Formula {
     /// Finds out what has to be counted for an expression. Of a choice that the machine has made
     /// already (`#smt_on`), only what it has chosen is counted.
-    pub fn of(tables: &Tables, metric: &str, text: &str, modes: Modes) -> Result<Self, Refusal> {
+    pub fn parse(tables: &Tables, metric: &str, text: &str, modes: Modes) -> Result<Self, Refusal> {
         let resolver = Resolver { tables, modes, events: Vec::new(), within: Vec::new() };
         resolver.formula(metric, text)
     }
@@ -106,10 +106,10 @@ impl Resolver<'_> {
     fn metric(&mut self, name: &str, text: &str) -> Result<Value, Refusal> {
         let name = name.to_lowercase();
         if self.within.contains(&name) {
-            return Err(Kind::Circle.of(name));
+            return Err(Kind::Circle.refusal(name));
         }
         self.within.push(name);
-        let value = self.resolve(&parse(text).map_err(|why| Kind::Expression.of(why))?)?;
+        let value = self.resolve(&parse(text).map_err(|why| Kind::Expression.refusal(why))?)?;
         self.within.pop();
         Ok(value)
     }
@@ -157,7 +157,7 @@ impl Resolver<'_> {
             ("min", 2) => Function::Min,
             ("max", 2) => Function::Max,
             ("d_ratio", 2) => Function::Ratio,
-            (_, number) => return Err(Kind::Function.of(format!("{name} of {number}"))),
+            (_, number) => return Err(Kind::Function.refusal(format!("{name} of {number}"))),
         };
         let arguments = arguments.iter().map(|argument| self.resolve(argument));
         Ok(Value::Call(function, arguments.collect::<Result<_, _>>()?))

@@ -303,8 +303,8 @@ impl Tables {
         let name = entry.metric_name.clone().unwrap_or_default();
         let text = entry.metric_expr.as_deref().unwrap_or_default();
         let formula = match entry.unit.as_deref() {
-            None | Some("cpu_core") => Formula::of(self, &name, text, modes),
-            Some(unit) => Err(Kind::OtherUnit.of(format!("{name} ({unit})"))),
+            None | Some("cpu_core") => Formula::parse(self, &name, text, modes),
+            Some(unit) => Err(Kind::OtherUnit.refusal(format!("{name} ({unit})"))),
         };
         let (scale, unit) = scale(&entry.scale_unit);
         TableMetric {
@@ -325,7 +325,7 @@ impl Tables {
     /// Returns the event that an expression names.
     fn event(&self, written: &str, modes: Modes) -> Result<Event, Refusal> {
         let event = self.events.find(self.processor.vendor(), written)?;
-        modes.select(event).ok_or_else(|| Kind::Mode.of(written))
+        modes.select(event).ok_or_else(|| Kind::Mode.refusal(written))
     }
 
     /// Returns a constant of the machine.
@@ -334,7 +334,7 @@ impl Tables {
             "smt_on" => Ok(f64::from(self.smt)),
             // Each thread is counted by itself.
             "core_wide" => Ok(0.0),
-            _ => Err(Kind::Constant.of(name)),
+            _ => Err(Kind::Constant.refusal(name)),
         }
     }
 }

@@ -45,7 +45,7 @@ pub enum Kind {
 
 impl Kind {
     /// Makes a reason of this kind.
-    pub fn of(self, what: impl Into<String>) -> Refusal {
+    pub fn refusal(self, what: impl Into<String>) -> Refusal {
         Refusal { kind: self, what: what.into() }
     }
 }

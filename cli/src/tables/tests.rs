@@ -137,7 +137,7 @@ fn only_what_the_machine_has_chosen_is_counted() {
     assert_eq!(value(&tables(false), "Cores"), Some(30.0));
     assert_eq!(value(&tables(true), "Threads"), Some(30.0));
     let refused = refusal(&tables(true), "Cores", Modes::AsDefined);
-    assert_eq!(refused, Kind::OtherThread.of("SLOTS.ANY"));
+    assert_eq!(refused, Kind::OtherThread.refusal("SLOTS.ANY"));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn an_event_is_counted_once_in_the_modes_that_were_asked_for() {
         [(work.user(), named(done, ":u")), (Event::CYCLES.user(), named(thread, ":u"))]
     );
     assert_eq!(of(Modes::Kernel)[1].0, Event::CYCLES.kernel());
-    assert_eq!(refusal(&tables(false), "Share", Modes::User), Kind::Mode.of("WORK.DONE:k"));
+    assert_eq!(refusal(&tables(false), "Share", Modes::User), Kind::Mode.refusal("WORK.DONE:k"));
 }
 
 #[test]

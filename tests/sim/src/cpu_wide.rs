@@ -355,7 +355,7 @@ impl Machine {
             return;
         }
         if let Some(pmu) = wide.pmu.borrow_mut().as_mut() {
-            self.on(index, |cpu| cpu.stop_cpu_wide((pmu, &wide.page), counting));
+            self.with_core(index, |cpu| cpu.stop_cpu_wide((pmu, &wide.page), counting));
         }
         wide.counts.set(false);
         self.close_books_of(index);
@@ -400,7 +400,7 @@ impl Machine {
         let result = {
             let pmu = vcpu.cpu_wide.pmu.borrow();
             let Some(pmu) = pmu.as_ref() else { return };
-            self.on(index, |cpu| pmu.read(cpu, &mut sums))
+            self.with_core(index, |cpu| pmu.read(cpu, &mut sums))
         };
         match result {
             Ok(()) => {

@@ -247,7 +247,7 @@ impl Machine {
             Action::StopIdle => {
                 vcpu.stop_asked.set(false);
                 let counting = &self.domains[vcpu.domain].counting;
-                self.on(index, |cpu| cpu.stop_if_idle(counting));
+                self.with_core(index, |cpu| cpu.stop_if_idle(counting));
             }
             Action::Virq | Action::Nmi => {
                 self.take_nmi(index);
@@ -327,7 +327,7 @@ impl Machine {
     }
 
     /// Runs the module's core on a vCPU.
-    pub fn on<'a, R>(
+    pub fn with_core<'a, R>(
         &'a self,
         index: usize,
         run: impl FnOnce(&mut ThisVcpu<'_, Linux<'a>>) -> R,
@@ -358,7 +358,7 @@ impl Machine {
         thread: usize,
         run: impl FnOnce(&mut ThreadPmu, &mut ThisVcpu<'_, Linux<'_>>) -> R,
     ) -> Option<R> {
-        self.with_pmu(vcpu, thread, |mut pmu| self.on(vcpu, |cpu| run(&mut pmu, cpu)))
+        self.with_pmu(vcpu, thread, |mut pmu| self.with_core(vcpu, |cpu| run(&mut pmu, cpu)))
     }
 
     /// Runs the module's core on the counters of a thread that executes on a vCPU.
@@ -441,7 +441,7 @@ impl Machine {
             self.interrupted(index, thread, signal);
             self.report(index, thread);
         }
-        self.on(index, |cpu| cpu.count_interrupt(signal.is_some()));
+        self.with_core(index, |cpu| cpu.count_interrupt(signal.is_some()));
     }
 
     /// Has the truth about a thread follow an interrupt that may have told it of an overflow.

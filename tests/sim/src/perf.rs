@@ -308,7 +308,7 @@ impl Machine {
 
     /// Has perf disable its PMU.
     fn pmu_disable(&self, index: usize) {
-        self.on(index, |cpu| cpu.disable_events());
+        self.with_core(index, |cpu| cpu.disable_events());
         self.note_disturbed(index);
     }
 
@@ -349,7 +349,7 @@ impl Machine {
     fn load_events(&self, index: usize, was_still: &Cell<bool>) -> bool {
         was_still.set(self.vcpus[index].counts.get() == Counts::Nothing);
         let Some(thread) = self.thread_with_counters(index) else {
-            let overflowed = self.on(index, |cpu| cpu.enable_events(None));
+            let overflowed = self.with_core(index, |cpu| cpu.enable_events(None));
             self.note_disturbed(index);
             return overflowed;
         };
@@ -404,7 +404,7 @@ impl Machine {
                 event.seen = self.stalls_of(index, &event);
                 let (period, left) = (event.period, event.left);
                 context.borrow_mut().events[at] = event;
-                self.on(index, |cpu| cpu.start_event(number, period, left));
+                self.with_core(index, |cpu| cpu.start_event(number, period, left));
                 self.note_disturbed(index);
                 true
             }

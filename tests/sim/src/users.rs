@@ -31,7 +31,7 @@ impl<'a> LocalVcpu for Here<'a> {
     type User = usize;
 
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux<'a>>) -> R) -> R {
-        let result = self.machine.on(self.index, run);
+        let result = self.machine.with_core(self.index, run);
         self.machine.note_disturbed(self.index);
         result
     }
