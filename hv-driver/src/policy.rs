@@ -109,19 +109,17 @@ impl Driver {
     /// Returns whether the host lets the domain count.
     #[inline(always)]
     pub fn allows(&self, policy: &Policy, controls: bool) -> bool {
-        self.admits(policy, controls, 0)
+        self.limits(policy, controls).is_some()
     }
 
     /// Returns whether the host lets the domain count with these slots.
     #[inline(always)]
     pub fn admits(&self, policy: &Policy, controls: bool, slots: u32) -> bool {
-        match policy.0.load(Relaxed) {
-            0 => self.all_domains || controls,
-            word => word & ALLOWED != 0 && slots & !(word as u32) == 0,
-        }
+        self.limits(policy, controls).is_some_and(|limits| slots & !limits.slots == 0)
     }
 
     /// Returns what the domain may use, or `None` if the host does not let it count.
+    #[inline(always)]
     pub fn limits(&self, policy: &Policy, controls: bool) -> Option<Limits> {
         let word = policy.0.load(Relaxed);
         if word == 0 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counting pieces of a thread's work that lie within one another, such as spans and regions.
+//! Counts pieces of a thread's work that lie within one another, such as spans and regions.
 //!
-//! A [`Nested`] reads the counters when a function of it begins and when it ends.  What lies
-//! between two functions is the thread's own work; what lies within a function is this module's,
-//! or its caller's bookkeeping, and is left out.  Most programs use [`regions`](crate::regions)
-//! or a crate for tracing, which are made of it.
+//! Each call of [`Nested::aside`] reads the counters when it begins and when it ends.  What the
+//! thread executes between two calls is its work, and is counted.  What it executes within a call
+//! is bookkeeping, and is left out.  Most programs use [`regions`](crate::regions) or the crate
+//! `perfctr-tracing`, which are made of it.
 
 use shared_abi::limits::MAX_COUNTERS;
 
@@ -173,9 +173,9 @@ impl<K: PartialEq, S: Source> Nested<K, S> {
     /// Reads the counters, calls `work`, and reads again.  What is counted between the two readings
     /// belongs to no piece.  Whoever starts or stops a piece does so in `work`.
     ///
-    /// What is counted from the end of one call of this function to the beginning of the next is
-    /// the same for every `work`, if all callers execute the same instructions around it, so one
-    /// function should make all calls.
+    /// A few instructions of this function's and of its caller's lie outside of the two readings.
+    /// [`Calibration`] measures them once and for all, so they have to be the same in every call:
+    /// one function of a program should make all calls.
     ///
     /// # Errors
     ///

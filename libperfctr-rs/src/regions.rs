@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Marker regions: what named pieces of a program count, in which thread, and how often.
+//! Counts named regions of a program.  A table at the end says how often each thread has executed
+//! each region, and what was counted in it.
 //!
 //! ```no_run
 //! use perfctr::{Event, regions};
@@ -20,8 +21,9 @@
 //! ```
 //!
 //! Each thread that starts a region counts itself, with a [session](crate::Session) of its own.
-//! What this module executes is in no region: it reads the counters when a function begins and
-//! when it ends, and subtracts what lies between the two in an empty region.
+//! What this module executes is counted in no region.  Each of its functions reads the counters
+//! when it begins and when it ends, and leaves out what it has executed between the two readings.
+//! The readings themselves are measured with empty regions, and subtracted.
 //!
 //! Regions may lie within one another, overlap, and be started again before they are stopped.  The
 //! table of a process has what all of its threads have counted, also those that have ended.  A
