@@ -2,8 +2,9 @@
 //! Runs the command with a PMU that needs no hardware.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -109,6 +110,26 @@ impl Process {
 
     pub fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    /// Writes a program that ends when this process and its children have executed for 200 ms
+    /// more, however long that takes on a busy machine, and returns the program's path.
+    ///
+    /// The process's name may not have spaces.
+    pub fn executed(&self) -> String {
+        let pid = self.pid();
+        let program = file(format!("until-{pid}-has-executed"));
+        // proc_pid_stat(5): times in user mode and in the kernel, then the children's. Unit: 10 ms.
+        let script = format!(
+            "#!/bin/sh\n\
+             look() {{ set -- $(cat /proc/{pid}/stat); ticks=$((${{14}} + ${{15}} + ${{16}} + ${{17}})); }}\n\
+             look\n\
+             end=$((ticks + 20))\n\
+             while [ $ticks -lt $end ]; do sleep 0.05; look; done\n"
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        program.display().to_string()
     }
 }
 

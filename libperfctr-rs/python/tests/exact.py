@@ -4,14 +4,19 @@
 import collections
 import ctypes
 import gc
+import itertools
 import mmap
+import operator
+import random
 import sys
 import threading
 
 import perfctr
 from perfctr import _library
 
+# So many runs that nothing disturbed are looked for, among at most so many.
 RUNS = 50
+ATTEMPTS = 40 * RUNS
 THREADS = 4
 EVENTS = "instructions:u,branches:u"
 
@@ -19,14 +24,21 @@ EVENTS = "instructions:u,branches:u"
 def known_loop(rounds):
     """Return a function that executes 2 * rounds instructions and a few more, half branches.
 
-    It takes no argument, so that the interpreter executes the same to call it for any rounds.
+    It takes no argument, so that the interpreter executes the same to call it for any rounds. For
+    the same reason it keeps the interpreter's lock: a longer loop would more often find that another
+    thread has taken it.
     """
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     # mov $rounds, %edi; dec %rdi; jnz back to dec; ret
     code.write(b"\xbf" + rounds.to_bytes(4, "little") + b"\x48\xff\xcf\x75\xfb\xc3")
-    loop = ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+    loop = ctypes.PYFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
     loop.code = code
     return loop
+
+
+def set_rounds(loop, rounds):
+    """Have the function execute so many rounds from now on."""
+    loop.code[1:5] = rounds.to_bytes(4, "little")
 
 
 def in_block(body):
@@ -52,24 +64,31 @@ def decorated(body):
 
 
 def more(how, shorter, longer):
-    """Return by how much the counts of two functions most often differ, for each event.
+    """Return by how much the counts of two loops differ, for each event.
 
-    What the interpreter itself executes depends on what is in memory, and on other threads. So
-    the functions are counted in turn. If it has executed the same for both, they differ by what
-    the functions execute; otherwise they differ by some other number each time.
+    What the interpreter itself executes depends on where its objects are, on what has been executed
+    before and on other threads. So one function is counted in a random order with both numbers of
+    rounds, and what is returned is the difference between most of the counts.
     """
-    first, second = how(shorter), how(longer)
-    pairs = collections.Counter()
-    for _ in range(RUNS):
-        before, after = first(), second()
-        if before.retries == after.retries == 0:
-            pairs[tuple(after[event] - before[event] for event in EVENTS.split(","))] += 1
-    return pairs.most_common(1)[0][0] if pairs else None
+    loop = known_loop(shorter)
+    order, measure = random.Random(1), how(loop)
+    undisturbed = {shorter: [], longer: []}
+    for _ in range(ATTEMPTS):
+        rounds = order.choice([shorter, longer])
+        set_rounds(loop, rounds)
+        counts = measure()
+        if counts.retries == 0:
+            undisturbed[rounds].append([counts[event] for event in EVENTS.split(",")])
+        if min(map(len, undisturbed.values())) >= RUNS:
+            pairs = itertools.product(undisturbed[longer], undisturbed[shorter])
+            differences = (tuple(map(operator.sub, *pair)) for pair in pairs)
+            return collections.Counter(differences).most_common(1)[0][0]
+    raise AssertionError(f"{how.__name__}: too few runs were not disturbed: {undisturbed}")
 
 
 def counts_exactly(how):
     """Check that 20,000 rounds more are exactly so many branches, and twice the instructions."""
-    found = more(how, known_loop(10_000), known_loop(30_000))
+    found = more(how, 10_000, 30_000)
     assert found == (40_000, 20_000), f"{how.__name__}: {found}"
 
 
@@ -79,14 +98,16 @@ def measures_exactly():
     loop, undisturbed = known_loop(rounds), 0
     with perfctr.Counters(EVENTS) as counters:
         measure = counters._library["perfctr_counts_measure"]
-        for _ in range(RUNS):
+        for _ in range(ATTEMPTS):
             raw = _library._Reading()
             counters._check(measure(counters._handle, loop, None, ctypes.byref(raw)))
             if raw.retries == 0:
                 undisturbed += 1
                 # The return is not counted.
                 assert raw.counts[:2] == [2 * rounds + 1, rounds], raw.counts[:2]
-    assert undisturbed > RUNS / 2, undisturbed
+            if undisturbed == RUNS:
+                return
+    raise AssertionError(f"only {undisturbed} runs were not disturbed")
 
 
 # A thread that has waited for the interpreter for so many seconds has the thread that executes let

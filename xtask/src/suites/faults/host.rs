@@ -17,8 +17,9 @@ use crate::artefacts::faults::{self, Copy, Fault, VARIABLE};
 use crate::tools::sh::{self, cmd};
 
 /// The crates whose tests are run if those of the fault's own crate do not notice it.
-const USERS: [(&str, &[&str]); 2] = [
+const USERS: [(&str, &[&str]); 3] = [
     ("shared-abi", &["hv-driver", "guest-kmod", "libperfctr-rs"]),
+    ("guest-kmod", &["guest-kmod-ffi"]),
     ("libperfctr-rs", &["papi-shim", "perfctr"]),
 ];
 
