@@ -122,7 +122,10 @@ impl Process {
         // proc_pid_stat(5): times in user mode and in the kernel, then the children's. Unit: 10 ms.
         let script = format!(
             "#!/bin/sh\n\
-             look() {{ set -- $(cat /proc/{pid}/stat); ticks=$((${{14}} + ${{15}} + ${{16}} + ${{17}})); }}\n\
+             look() {{\n\
+             set -- $(cat /proc/{pid}/stat)\n\
+             ticks=$((${{14}} + ${{15}} + ${{16}} + ${{17}}))\n\
+             }}\n\
              look\n\
              end=$((ticks + 20))\n\
              while [ $ticks -lt $end ]; do sleep 0.05; look; done\n"

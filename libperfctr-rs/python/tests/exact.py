@@ -25,8 +25,8 @@ def known_loop(rounds):
     """Return a function that executes 2 * rounds instructions and a few more, half branches.
 
     It takes no argument, so that the interpreter executes the same to call it for any rounds. For
-    the same reason it keeps the interpreter's lock: a longer loop would more often find that another
-    thread has taken it.
+    the same reason it keeps the interpreter's lock: while a longer loop is executed, another thread
+    would take it more often.
     """
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     # mov $rounds, %edi; dec %rdi; jnz back to dec; ret
