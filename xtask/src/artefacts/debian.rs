@@ -20,6 +20,7 @@ const PACKAGES: &[&str] = &[
     "kmod",
     "libc6-dev",
     "make",
+    "papi-tools",
     "pkg-config",
     "python3",
     "systemd-sysv",

@@ -16,6 +16,7 @@ pub mod kvm;
 pub mod libpfm;
 pub mod mdbook;
 pub mod packages;
+pub mod papi;
 pub mod pprof;
 pub mod python;
 pub mod qemu;

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use crate::artefacts::c_library::Library;
 use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::xen::{self, Flavour};
-use crate::artefacts::{command, counts, debian, guest, python, shim};
+use crate::artefacts::{command, counts, debian, guest, papi, python, shim};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
@@ -45,6 +45,10 @@ const LIB: &str = "lib/x86_64-linux-gnu";
 
 /// Debian's directory of Python's modules, below `/usr`.
 const PYTHON: &str = "lib/python3/dist-packages";
+
+/// The directory of the library that programs of Debian's PAPI use in place of Debian's own, below
+/// that of libraries.
+const PAPI: &str = "perfctr-papi";
 
 /// The package's file of the hypervisor. The boot menu lists files with such a name.
 pub const HYPERVISOR: &str = "boot/xen-4.17-perfctr.gz";
@@ -142,6 +146,8 @@ fn stage(stage: &Path, version: &str) -> Result<()> {
     command::install(&usr)?;
     shim::stage(&usr, Path::new("/usr"), LIB)?;
     counts::LIBRARY.stage(&usr, Path::new("/usr"), LIB)?;
+    papi::stage(&usr.join(LIB).join(PAPI))?;
+    fs::write(stage.join("papi.patch"), papi::patch()?)?;
     python::unpack(&python::wheel(stage)?, &usr.join(PYTHON))?;
     let module = usr.join(format!("src/perfctr-{version}"));
     for (name, content) in guest::module_sources(Purpose::Use)? {

@@ -32,6 +32,7 @@ const PACKAGES: &[&str] = &[
     "libperfctr6",
     "perfctr",
     "perfctr-dkms",
+    "perfctr-papi",
     "python3-perfctr",
     "xen-hypervisor-4.17-perfctr",
 ];
@@ -69,6 +70,8 @@ const FILES: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu/libperfctr.so",
     "/usr/lib/x86_64-linux-gnu/libperfctr.so.6",
     "/usr/lib/x86_64-linux-gnu/libperfctr.so.6.2.6.42",
+    "/usr/lib/x86_64-linux-gnu/perfctr-papi/libpapi.so.7.0",
+    "/usr/lib/x86_64-linux-gnu/perfctr-papi/libpfm.so.3",
     "/usr/lib/x86_64-linux-gnu/pkgconfig/perfctr-counts.pc",
     "/usr/lib/x86_64-linux-gnu/pkgconfig/perfctr.pc",
     "/usr/share/bash-completion/completions/perfctr",
@@ -134,6 +137,7 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
             ("docs/tenant.md", "perfctr"),
             ("docs/bare.md", "perfctr"),
             ("docs/python.md", "python3-perfctr"),
+            ("docs/papi.md", "perfctr-papi"),
         ] {
             install_as(&debian, &now.debs, page, package, &[])?;
         }
@@ -311,10 +315,16 @@ runuser -u counter -- $stat 2>&1
 runuser -u counter -- /work/squares
 runuser -u counter -- /work/squares
 runuser -u counter -- python3 /work/page.py
+papi='env LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu/perfctr-papi'
+runuser -u counter -- $papi papi_component_avail | sed -n '/^Active/,$s/^Name: */active: /p'
+runuser -u counter -- $papi papi_command_line PAPI_TOT_INS
 ";
 
 /// How the line of the book's program for C begins: the sum of the squares below 1000.
 const SQUARES: &str = "332833500: ";
+
+/// How the line with PAPI's count begins.
+const PAPI_COUNT: &str = "PAPI_TOT_INS : ";
 
 /// What a machine that boots a system's files does not need of them.
 const NOT_BOOTED: &[&str] = &[
@@ -381,6 +391,9 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     ensure!(squares.len() == 2 && squares[0] == squares[1], "{}", all(&outcome));
     let python: Vec<u64> = printed.lines().filter_map(|line| line.parse().ok()).collect();
     ensure!(python.len() == 2 && python.iter().all(|&count| count > 5_000), "{}", all(&outcome));
+    let papi = printed.lines().find_map(|line| line.strip_prefix(PAPI_COUNT)?.trim().parse().ok());
+    ensure!(papi.is_some_and(|count: u64| count > 1_000_000), "{}", all(&outcome));
+    ensure!(printed.contains("\nactive: perfctr"), "{}", all(&outcome));
     for line in ["active\nactive\nroot perfctr 660\n", pmu::PERF_LINES[0], pmu::PERF_LINES[1]] {
         ensure!(printed.contains(line), "`{line}` expected\n{}", all(&outcome));
     }

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 
 use super::boot::{DISTURBED, Place};
-use super::build::{Component, Papi};
 use super::verdict::Verdict;
 use super::{Group, groups};
+use crate::artefacts::papi::{Component, Papi};
 use crate::suites::report::{Report, Volume};
 use crate::tools::sh;
 

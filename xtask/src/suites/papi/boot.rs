@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::build::{Component, Papi};
 use super::verdict::{self, Verdict};
+use crate::artefacts::papi::{Component, Papi};
 use crate::machine::{self, Spec, Status};
 use crate::tools::{cache, sh};
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-use super::build::{Papi, compile};
+use crate::artefacts::papi::{Papi, compile};
 use crate::artefacts::shim;
 use crate::machine::{self, Spec, Status};
 use crate::tools::apt;

@@ -8,7 +8,6 @@
 
 mod beside;
 mod boot;
-mod build;
 mod cost;
 mod verdict;
 
@@ -22,8 +21,8 @@ use serde::Serialize;
 
 use self::beside::Beside;
 use self::boot::{EXACT, Place};
-use self::build::{Component, Papi};
 use self::verdict::Verdict;
+use crate::artefacts::papi::{Component, Papi};
 use crate::machine;
 use crate::suites::report;
 

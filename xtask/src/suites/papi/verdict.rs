@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::build::Component::{self, PerfEvent, Perfctr};
+use crate::artefacts::papi::Component::{self, PerfEvent, Perfctr};
 
 /// Tests that cannot pass on the C library. Each has the text that its output then contains, and
 /// the reason.

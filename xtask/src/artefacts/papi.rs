@@ -157,6 +157,27 @@ impl Papi {
     }
 }
 
+/// Puts the libraries of the PAPI that counts by perfctr's interface into `dir`.
+pub fn stage(dir: &Path) -> Result<()> {
+    let papi = Papi::new(Component::Perfctr)?;
+    apt::install(&["patchelf"], "packaging PAPI")?;
+    fs::create_dir_all(dir)?;
+    for (name, library) in cache::files(&papi.built.join("lib"))? {
+        let staged = dir.join(name);
+        fs::copy(library, &staged)?;
+        // PAPI has its library look for others where they were built.
+        sh::output(cmd("patchelf", ["--set-rpath", "$ORIGIN"]).arg(&staged))?;
+    }
+    Ok(())
+}
+
+/// Returns what the project changes in the source of the PAPI that [`stage`] takes, as a patch.
+pub fn patch() -> Result<String> {
+    let (component, scratch) = (Component::Perfctr, cache::root()?.join("work"));
+    let (source, changes) = (component.source()?, component.changes().context("it has hooks")?);
+    overlay::diff(&source, &hooks::apply(&source, &changes, PERFCTR)?, &scratch)
+}
+
 /// Compiles a program of `papi-shim/papi`. `needed` are the directories of what its library needs.
 pub fn compile(
     source: &str,
