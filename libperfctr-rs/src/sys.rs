@@ -93,15 +93,15 @@ impl Device {
     }
 
     pub fn info(&self) -> io::Result<Info> {
-        self.ask(IOC_INFO)
+        self.ioctl_read(IOC_INFO)
     }
 
     pub fn create(&self, argument: &Create) -> io::Result<()> {
-        self.tell(IOC_CREATE, argument).map(drop)
+        self.ioctl_write(IOC_CREATE, argument).map(drop)
     }
 
     pub fn open_existing(&self, argument: &Create) -> io::Result<()> {
-        self.tell(IOC_OPEN, argument).map(drop)
+        self.ioctl_write(IOC_OPEN, argument).map(drop)
     }
 
     /// Gives a thread counters, and binds this descriptor to them; thread 0 is the calling one.
@@ -118,15 +118,15 @@ impl Device {
     }
 
     pub fn control(&self, argument: &Control) -> io::Result<()> {
-        self.tell(IOC_CONTROL, argument).map(drop)
+        self.ioctl_write(IOC_CONTROL, argument).map(drop)
     }
 
     pub fn sums(&self) -> io::Result<Sums> {
-        self.ask(IOC_READ)
+        self.ioctl_read(IOC_READ)
     }
 
     pub fn read_control(&self) -> io::Result<Control> {
-        self.ask(IOC_READ_CONTROL)
+        self.ioctl_read(IOC_READ_CONTROL)
     }
 
     pub fn unlink(&self) -> io::Result<()> {
@@ -138,11 +138,11 @@ impl Device {
     }
 
     pub fn ring(&self, argument: &RingRequest) -> io::Result<()> {
-        self.tell(IOC_RING, argument).map(drop)
+        self.ioctl_write(IOC_RING, argument).map(drop)
     }
 
     pub fn ring_take(&self, taken: u64) -> io::Result<()> {
-        self.tell(IOC_RING_TAKE, &taken).map(drop)
+        self.ioctl_write(IOC_RING_TAKE, &taken).map(drop)
     }
 
     /// Returns another descriptor of the same counters.
@@ -151,7 +151,7 @@ impl Device {
     }
 
     pub fn cpu_control(&self, argument: &CpuState) -> io::Result<i32> {
-        self.tell(IOC_CPU_CONTROL, argument)
+        self.ioctl_write(IOC_CPU_CONTROL, argument)
     }
 
     pub fn cpu_start(&self) -> io::Result<i32> {
@@ -168,19 +168,19 @@ impl Device {
         Ok(state)
     }
 
-    fn ask<T: FromBytes + Default>(&self, request: u32) -> io::Result<T> {
+    fn ioctl_read<T: FromBytes + Default>(&self, request: u32) -> io::Result<T> {
         let mut answer = T::default();
         self.ioctl(request, (&raw mut answer).cast())?;
         Ok(answer)
     }
 
-    fn tell<T: IntoBytes + Immutable>(&self, request: u32, argument: &T) -> io::Result<i32> {
+    fn ioctl_write<T: IntoBytes + Immutable>(&self, request: u32, argument: &T) -> io::Result<i32> {
         self.ioctl(request, (&raw const *argument).cast_mut().cast())
     }
 
     fn ioctl(&self, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
         // SAFETY: the request's number holds the argument's size, which is that of the type that
-        // `ask` or `tell` was given; the device writes only what is borrowed mutably, of which all
+        // `ioctl_read` or `ioctl_write` was given; the device writes only what is borrowed mutably, of which all
         // bit patterns are valid.
         let result = unsafe { libc::ioctl(self.as_raw_fd(), request.into(), argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -294,22 +294,22 @@ impl PerfEvent {
     }
 
     pub(crate) fn enable(&self) -> io::Result<()> {
-        self.tell(perf::ioctls::ENABLE, 0)
+        self.ioctl(perf::ioctls::ENABLE, 0)
     }
 
     pub(crate) fn disable(&self) -> io::Result<()> {
-        self.tell(perf::ioctls::DISABLE, 0)
+        self.ioctl(perf::ioctls::DISABLE, 0)
     }
 
     pub(crate) fn enable_group(&self) -> io::Result<()> {
-        self.tell(perf::ioctls::ENABLE, perf::bindings::PERF_IOC_FLAG_GROUP)
+        self.ioctl(perf::ioctls::ENABLE, perf::bindings::PERF_IOC_FLAG_GROUP)
     }
 
     pub(crate) fn disable_group(&self) -> io::Result<()> {
-        self.tell(perf::ioctls::DISABLE, perf::bindings::PERF_IOC_FLAG_GROUP)
+        self.ioctl(perf::ioctls::DISABLE, perf::bindings::PERF_IOC_FLAG_GROUP)
     }
 
-    fn tell(&self, request: unsafe fn(RawFd, u32) -> i32, argument: u32) -> io::Result<()> {
+    fn ioctl(&self, request: unsafe fn(RawFd, u32) -> i32, argument: u32) -> io::Result<()> {
         // SAFETY: these requests take a number and no pointer.
         let result = unsafe { request(self.as_raw_fd(), argument) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

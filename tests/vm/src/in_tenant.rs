@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::disturb;
 use crate::host::Host;
 use crate::tally::{Tally, equal};
-use crate::toolstack::{self, Tenant, Wanted, say};
+use crate::toolstack::{self, Tenant, Wanted, send};
 use crate::xen::Xen;
 
 /// Tests with their names.
@@ -48,7 +48,7 @@ pub struct Moves {
 
 impl<F> Tests<F> {
     /// Runs in the control domain: creates the tenant, and receives from it what each test has
-    /// found, by `hear`.
+    /// found, by `receive`.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl<F> Tests<F> {
         &self,
         wanted: &Wanted<'_>,
         moves: Moves,
-        hear: fn(&mut Tenant) -> Result<Value>,
+        receive: fn(&mut Tenant) -> Result<Value>,
     ) -> Result<ExitCode> {
         let xen = &Xen::open().context("this is not Xen's control domain")?;
         toolstack::start()?;
@@ -69,12 +69,12 @@ impl<F> Tests<F> {
             xen.set_affinity(domain, vcpu, 1 << (vcpu % moves.pcpus))?;
         }
         tenant.unpause()?;
-        let reply = tenant.hear()?;
+        let reply = tenant.receive()?;
         ensure!(reply == "ready", "the tenant says {reply}");
         let mut tally = Tally::default();
         let hear_one = |tally: &mut Tally, tenant: &mut Tenant, test: &(&str, F)| -> Result<()> {
             let name = format!("in {} {}", wanted.kind.described(), test.0);
-            tally.check(&name, equal(hear(tenant)?, Value::Null));
+            tally.check(&name, equal(receive(tenant)?, Value::Null));
             Ok(())
         };
         self.at_rest.iter().try_for_each(|test| hear_one(&mut tally, &mut tenant, test))?;
@@ -90,7 +90,7 @@ impl<F> Tests<F> {
         disturb::check(&mut tally, xen, before, moves.switches_min)?;
         for test in self.saved {
             replace(xen, &mut tenant)?;
-            tenant.tell(&json!(ENOUGH))?;
+            tenant.send(&json!(ENOUGH))?;
             hear_one(&mut tally, &mut tenant, test)?;
         }
         tenant.destroy()?;
@@ -100,14 +100,15 @@ impl<F> Tests<F> {
     /// Runs in the tenant: `run` makes each test, and the control domain is told its error. Those
     /// of `saved` are made again and again, until the control domain has replaced the tenant often
     /// enough.
-    pub fn tell(&self, run: impl Fn(&F) -> Result<()>) {
-        say(&json!("ready"));
-        let report = |found: Result<()>| say(&json!(found.err().map(|error| format!("{error:#}"))));
+    pub fn run_in_tenant(&self, run: impl Fn(&F) -> Result<()>) {
+        send(&json!("ready"));
+        let report =
+            |found: Result<()>| send(&json!(found.err().map(|error| format!("{error:#}"))));
         for (_, test) in self.at_rest.iter().chain(self.moved) {
             report(run(test));
         }
         for (_, test) in self.saved {
-            let enough = thread::spawn(toolstack::hear);
+            let enough = thread::spawn(toolstack::receive);
             let mut found = run(test);
             while found.is_ok() && !enough.is_finished() {
                 found = run(test);

@@ -218,7 +218,7 @@ impl Kvm {
     ///
     /// `EIO` if it cannot be done. The host's console says why.
     pub fn move_to_another(&self, live: bool, allowed: bool) -> Result<(), Refusal> {
-        self.ask(Request::Move { live, allowed }).map(drop)
+        self.request(Request::Move { live, allowed }).map(drop)
     }
 
     /// Has a second guest like this one run beside it, whose kernel gets the argument
@@ -228,7 +228,7 @@ impl Kvm {
     ///
     /// `EIO` if it has not ended well. The host's console says why.
     pub fn neighbour(&self, allowed: bool) -> Result<Vec<u64>, Refusal> {
-        self.ask(Request::Neighbour { allowed })
+        self.request(Request::Neighbour { allowed })
     }
 
     /// Returns what the host's `perfctr domains limits` says: general counters, fixed ones, and
@@ -238,7 +238,7 @@ impl Kvm {
     ///
     /// `EIO` if that has failed. The host's console says why.
     pub fn limits(&self) -> Result<Vec<u64>, Refusal> {
-        self.ask(Request::Limits)
+        self.request(Request::Limits)
     }
 
     /// Returns how much memory the process has locked that runs this guest. Unit: KiB.
@@ -247,7 +247,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits).
     pub fn locked_kib(&self) -> Result<u64, Refusal> {
-        match self.ask(Request::Locked)?[..] {
+        match self.request(Request::Locked)?[..] {
             [kib] => Ok(kib),
             _ => Err(Refusal::EPROTO),
         }
@@ -260,7 +260,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits).
     pub fn switches_of_a_stopped_guest(&self) -> Result<u64, Refusal> {
-        match self.ask(Request::Stopped)?[..] {
+        match self.request(Request::Stopped)?[..] {
             [switches] => Ok(switches),
             _ => Err(Refusal::EPROTO),
         }
@@ -274,7 +274,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits).
     pub fn allow_after_reuse(&self) -> Result<Vec<u64>, Refusal> {
-        self.ask(Request::Reused)
+        self.request(Request::Reused)
     }
 
     /// Returns what the host's `perfctr domains list` says of each machine: whether it runs this
@@ -284,7 +284,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits).
     pub fn domains(&self) -> Result<Vec<u64>, Refusal> {
-        self.ask(Request::Domains)
+        self.request(Request::Domains)
     }
 
     /// Runs `perfctr domains allow`, or `forbid`, with the machine's name.
@@ -293,7 +293,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits).
     pub fn allow_by_name(&self, allowed: bool) -> Result<(), Refusal> {
-        self.ask(Request::AllowByName(allowed)).map(drop)
+        self.request(Request::AllowByName(allowed)).map(drop)
     }
 
     /// Runs `perfctr domains allow` for a process that runs no machine. Returns the exit status.
@@ -302,7 +302,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits), also if the command does not name the process.
     pub fn allow_nobody(&self) -> Result<Vec<u64>, Refusal> {
-        self.ask(Request::AllowNobody)
+        self.request(Request::AllowNobody)
     }
 
     /// Has the host's perf count all of the host's CPUs for a moment.
@@ -311,7 +311,7 @@ impl Kvm {
     ///
     /// Those of [`limits`](Self::limits), also if perf does not count all the time.
     pub fn count_host(&self) -> Result<HostPerf, Refusal> {
-        match self.ask(Request::CountHost)?[..] {
+        match self.request(Request::CountHost)?[..] {
             [errno, error, watchdog] => Ok(HostPerf { errno, error, watchdog: watchdog != 0 }),
             _ => Err(Refusal::EPROTO),
         }
@@ -323,7 +323,7 @@ impl Kvm {
     ///
     /// perf's error.
     pub fn hold_perf(&self, held: bool) -> Result<(), Refusal> {
-        self.ask(Request::HoldPerf(held)).map(drop)
+        self.request(Request::HoldPerf(held)).map(drop)
     }
 
     /// Takes a physical CPU of the host offline for a while, and online again. Returns how often
@@ -333,7 +333,7 @@ impl Kvm {
     ///
     /// The kernel's error.
     pub fn unplug(&self) -> Result<[u64; 3], Refusal> {
-        self.ask(Request::Unplug)?.try_into().map_err(|_| Refusal::EPROTO)
+        self.request(Request::Unplug)?.try_into().map_err(|_| Refusal::EPROTO)
     }
 
     /// Returns how often a vCPU's thread has waited on the host for anything but a CPU.
@@ -342,13 +342,13 @@ impl Kvm {
     ///
     /// There is no such vCPU.
     pub fn waits(&self, vcpu: u32) -> Result<u64, Refusal> {
-        match self.ask(Request::Waits { vcpu })?[..] {
+        match self.request(Request::Waits { vcpu })?[..] {
             [waits] => Ok(waits),
             _ => Err(Refusal::EPROTO),
         }
     }
 
-    fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
+    fn request(&self, request: Request) -> Result<Vec<u64>, Refusal> {
         // A thread that has panicked has left nothing here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = String::new();
@@ -385,26 +385,26 @@ fn port() -> io::Result<PathBuf> {
 
 impl Host for Kvm {
     fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
-        self.ask(Request::Place { vcpu, pcpus }).map(drop)
+        self.request(Request::Place { vcpu, pcpus }).map(drop)
     }
 
     fn preempt_often(&self, often: bool) -> Result<(), Refusal> {
-        self.ask(Request::PreemptOften(often)).map(drop)
+        self.request(Request::PreemptOften(often)).map(drop)
     }
 
     fn runstate(&self, vcpu: u32) -> Result<Runstate, Refusal> {
-        match self.ask(Request::Runstate { vcpu })?[..] {
+        match self.request(Request::Runstate { vcpu })?[..] {
             [running_ns, runnable_ns] => Ok(Runstate { running_ns, runnable_ns }),
             _ => Err(Refusal::EPROTO),
         }
     }
 
     fn allow(&self, enabled: bool) -> Result<(), Refusal> {
-        self.ask(Request::Allow(enabled)).map(drop)
+        self.request(Request::Allow(enabled)).map(drop)
     }
 
     fn stats(&self) -> Result<HvStats, Refusal> {
-        let numbers = self.ask(Request::Stats)?;
+        let numbers = self.request(Request::Stats)?;
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
         HvStats::read_from_bytes(&bytes).map_err(|_| Refusal::EPROTO)
     }

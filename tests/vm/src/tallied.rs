@@ -42,7 +42,7 @@ pub fn start_passive_tenant(xen: &Xen) -> Result<(Tenant, Value)> {
     let mut tenant = Tenant::create_kind(Kind::Pvh, "passive", 1, Tsc::Native, "tenant")?;
     xen.set_affinity(tenant.domain, 0, 1 << CPU)?;
     tenant.unpause()?;
-    let code = tenant.hear()?;
+    let code = tenant.receive()?;
     ensure!(code["error"].is_null(), "{code}");
     Ok((tenant, code))
 }

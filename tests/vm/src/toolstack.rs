@@ -275,7 +275,7 @@ impl Tenant {
     /// # Errors
     ///
     /// The console is not there.
-    pub fn tell(&self, what: &Value) -> Result<()> {
+    pub fn send(&self, what: &Value) -> Result<()> {
         let key = format!("/local/domain/{}/console/tty", self.domain);
         // A domain that was just restored has no console at first.
         let path = wait_for(|| {
@@ -292,10 +292,10 @@ impl Tenant {
     ///
     /// # Errors
     ///
-    /// The errors of [`tell`](Self::tell) and [`hear`](Self::hear).
-    pub fn ask(&mut self, what: &str, text: &str) -> Result<Value> {
-        self.tell(&json!([what, text]))?;
-        self.hear()
+    /// The errors of [`send`](Self::send) and [`receive`](Self::receive).
+    pub fn request(&mut self, what: &str, text: &str) -> Result<Value> {
+        self.send(&json!([what, text]))?;
+        self.receive()
     }
 
     /// Takes all its vCPUs from their CPUs, until it is unpaused.
@@ -321,8 +321,8 @@ impl Tenant {
     /// # Errors
     ///
     /// The domain has crashed, or says nothing for a long time.
-    pub fn hear(&mut self) -> Result<Value> {
-        self.hear_within(POLL, self.patience)
+    pub fn receive(&mut self) -> Result<Value> {
+        self.receive_within(POLL, self.patience)
     }
 
     /// Does the same within this time, and looks once in each interval, because a look takes time
@@ -330,8 +330,8 @@ impl Tenant {
     ///
     /// # Errors
     ///
-    /// The errors of [`hear`](Self::hear).
-    pub fn hear_within(&mut self, between: Duration, patience: Duration) -> Result<Value> {
+    /// The errors of [`receive`](Self::receive).
+    pub fn receive_within(&mut self, between: Duration, patience: Duration) -> Result<Value> {
         let line = wait(between, patience, || {
             let text = self.console();
             let crash = text.find("Kernel panic");
@@ -506,7 +506,7 @@ fn printed(console: &str) -> impl Iterator<Item = &str> {
 /// The domain cannot be switched off.
 pub fn live(act: impl FnOnce() -> Result<()>) -> Result<ExitCode> {
     if let Err(error) = mount_all().and_then(|()| act()) {
-        say(&json!({ "error": format!("{error:#}") }));
+        send(&json!({ "error": format!("{error:#}") }));
     }
     // The console has taken what was said before this returns from the hypervisor.
     match reboot(RebootMode::RB_POWER_OFF)? {}
@@ -532,7 +532,7 @@ pub fn mount_statistics() -> Result<()> {
 }
 
 /// Sends a value to the control domain, which reads it. It is for a tenant.
-pub fn say(what: &Value) {
+pub fn send(what: &Value) {
     println!("{MARK}{what}");
 }
 
@@ -541,7 +541,7 @@ pub fn say(what: &Value) {
 /// # Errors
 ///
 /// The console is not there, or the line is not JSON.
-pub fn hear() -> Result<Value> {
+pub fn receive() -> Result<Value> {
     let mut line = String::new();
     // The console ends lines in several ways.
     while line.trim().is_empty() {

@@ -85,13 +85,13 @@ fn main() -> Result<ExitCode> {
         Role::Control { kind } => {
             let wanted = Wanted::usual(kind, "clock", VCPUS, Tsc::Native, "tenant");
             let moves = Moves { pcpus: PCPUS, seed: SEED, switches_min: SWITCHES_MIN };
-            TESTS.control(&wanted, moves, Tenant::hear)
+            TESTS.control(&wanted, moves, Tenant::receive)
         }
         Role::Tenant => live(|| {
             module::load()?;
             // Without this parameter it lets nobody ask in a domain that is not the control domain.
             module::load_file(PRIVCMD, c"unrestricted=1")?;
-            TESTS.tell(|test| test());
+            TESTS.run_in_tenant(|test| test());
             Ok(())
         }),
     }

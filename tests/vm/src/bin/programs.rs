@@ -54,7 +54,7 @@ fn main() -> Result<ExitCode> {
         Some(times) => storm(&commands, times)?,
         None => {
             for command in commands {
-                say(command, &count(command, Perf::attach, &Running::default())?);
+                print_counts(command, &count(command, Perf::attach, &Running::default())?);
             }
         }
     }
@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
 }
 
 /// Prints the counts of [`EVENTS`], and the command.
-fn say(command: &str, counts: &[u64]) {
+fn print_counts(command: &str, counts: &[u64]) {
     let counts: String = counts.iter().map(|count| format!("{count} ")).collect();
     println!("{counts}{command}");
 }
@@ -91,7 +91,7 @@ fn storm(commands: &[&str], times: usize) -> Result<()> {
             let threads: Vec<_> =
                 commands.iter().map(|&command| scope.spawn(move || one(command))).collect();
             for (command, thread) in commands.iter().zip(threads) {
-                say(command, &thread.join().expect("no thread panics"));
+                print_counts(command, &thread.join().expect("no thread panics"));
             }
             rounds += 1;
             let seen = or_exit(0, look().and_then(|now| Disturbances::between(&before, &now)));

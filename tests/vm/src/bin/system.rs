@@ -31,7 +31,7 @@ use vm_tests::region::Region;
 use vm_tests::tallied::{CPU, OTHER, move_to_cpu, start_passive_tenant};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{live, say};
+use vm_tests::toolstack::{live, send};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
 use zerocopy::FromZeros;
@@ -430,7 +430,7 @@ fn tenant() -> Result<()> {
         Some([u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?])
     });
     let program: Vec<[u64; 2]> = ranges.collect::<Option<_>>().context("malformed maps")?;
-    say(&json!({"kernel": [[address("_stext")?, address("_etext")?]], "program": program}));
+    send(&json!({"kernel": [[address("_stext")?, address("_etext")?]], "program": program}));
     loop {
         work();
     }

@@ -107,7 +107,7 @@ impl Domain {
 
     /// Waits until it can count.
     fn begin(&mut self) -> Result<()> {
-        let reply = self.tenant.hear()?;
+        let reply = self.tenant.receive()?;
         ensure!(reply == "ready", "{} says {reply}", self.name);
         Ok(())
     }
@@ -115,8 +115,8 @@ impl Domain {
     /// Has it count each of these commands, one after the other or at once.
     fn count(&mut self, scene: &str, at_once: bool, commands: &[&str]) -> Result<()> {
         let request = json!({ "at_once": at_once, "commands": commands, "events": self.events });
-        self.tenant.tell(&request)?;
-        let reply = self.tenant.hear()?;
+        self.tenant.send(&request)?;
+        let reply = self.tenant.receive()?;
         let counts = reply["counts"].as_array().with_context(|| reply.to_string())?;
         ensure!(counts.len() == commands.len(), "{reply}");
         for (command, counts) in commands.iter().zip(counts) {

@@ -10,7 +10,7 @@ use perfctr::{Event, PhysSlot};
 use serde_json::{Value, json};
 use vm_tests::module;
 use vm_tests::programs::{self, Attached, Running};
-use vm_tests::toolstack::{hear, live, say};
+use vm_tests::toolstack::{live, receive, send};
 
 /// Executes requests until the domain is destroyed.
 pub fn run() -> Result<ExitCode> {
@@ -22,9 +22,9 @@ pub fn run() -> Result<ExitCode> {
 }
 
 fn serve() -> Result<()> {
-    say(&json!("ready"));
+    send(&json!("ready"));
     loop {
-        say(&count(&hear()?)?);
+        send(&count(&receive()?)?);
     }
 }
 

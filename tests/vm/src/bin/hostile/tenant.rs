@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::json;
 use vm_tests::tally::{Made, Tally};
-use vm_tests::toolstack::{self, Kind, Tenant, Tsc, Wanted, live, mount_statistics, say};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, Wanted, live, mount_statistics, send};
 use vm_tests::xen::Xen;
 use vm_tests::{module, region};
 
@@ -31,7 +31,7 @@ pub fn control(kind: Kind) -> Result<ExitCode> {
     tenant.unpause()?;
     let mut tally = Tally::default();
     for _ in CHECKS {
-        let found = tenant.hear_within(POLL, PATIENCE)?;
+        let found = tenant.receive_within(POLL, PATIENCE)?;
         let made: Vec<Made> = serde_json::from_value(found.clone())
             .with_context(|| format!("expected checks, the tenant says {found}"))?;
         for (name, why) in made {
@@ -52,7 +52,7 @@ pub fn run() -> Result<ExitCode> {
         for &(name, check) in CHECKS {
             let mut tally = Tally::default();
             make(name, check, &mut tally)?;
-            say(&json!(tally.made()));
+            send(&json!(tally.made()));
         }
         Ok(())
     })

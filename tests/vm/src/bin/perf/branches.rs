@@ -88,7 +88,7 @@ fn beside_a_tenant() -> Result<ExitCode> {
                 }
             }
         });
-        let ended = TESTS.control(&wanted, moves, Tenant::hear);
+        let ended = TESTS.control(&wanted, moves, Tenant::receive);
         done.store(true, Relaxed);
         ended
     })

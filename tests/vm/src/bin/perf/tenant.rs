@@ -39,7 +39,7 @@ const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
 pub fn control() -> Result<ExitCode> {
     let wanted = Wanted::usual(Kind::Pvh, "perf", VCPUS, Tsc::Native, "tenant");
     let moves = Moves { pcpus: PCPUS, seed: SEED, switches_min: SWITCHES_MIN };
-    TESTS.control(&wanted, moves, Tenant::hear)
+    TESTS.control(&wanted, moves, Tenant::receive)
 }
 
 /// Runs in the tenant.
@@ -53,7 +53,7 @@ pub fn run_tests(tests: &Tests<fn(&Machine) -> Result<()>>) -> Result<ExitCode> 
         mount_statistics()?;
         module::load()?;
         let machine = Machine::new(None)?;
-        tests.tell(|test| test(&machine));
+        tests.run_in_tenant(|test| test(&machine));
         Ok(())
     })
 }

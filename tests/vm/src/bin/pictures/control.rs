@@ -69,7 +69,7 @@ fn start_tenant(network: &str) -> Result<Tenant> {
     let wanted = Wanted::usual(Kind::Pvh, "web", 1, Tsc::Native, "tenant");
     let mut tenant = Tenant::create_wanted(&Wanted { config: network, ..wanted })?;
     tenant.unpause()?;
-    let printed = tenant.hear()?;
+    let printed = tenant.receive()?;
     ensure!(printed == "ready", "the tenant says {printed}");
     Ok(tenant)
 }
@@ -77,9 +77,9 @@ fn start_tenant(network: &str) -> Result<Tenant> {
 /// Has the tenant fetch pages for this many seconds, and does something meanwhile. Returns how many
 /// pages it has fetched.
 fn beside_load(tenant: &mut Tenant, seconds: u64, act: impl FnOnce() -> Result<()>) -> Result<u64> {
-    tenant.tell(&json!(seconds))?;
+    tenant.send(&json!(seconds))?;
     act()?;
-    let printed = tenant.hear()?;
+    let printed = tenant.receive()?;
     printed.as_u64().with_context(|| format!("the tenant says {printed}"))
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use vm_tests::toolstack::{hear, live, say};
+use vm_tests::toolstack::{live, receive, send};
 
 use crate::{network, web};
 
@@ -14,11 +14,11 @@ pub fn run() -> Result<ExitCode> {
     live(|| {
         network::connect()?;
         let _server = web::serve()?;
-        say(&json!("ready"));
+        send(&json!("ready"));
         web::answers(network::CONTROL)?;
         loop {
-            let seconds = hear()?.as_u64().context("a number of seconds expected")?;
-            say(&json!(web::pages(network::CONTROL, seconds)?));
+            let seconds = receive()?.as_u64().context("a number of seconds expected")?;
+            send(&json!(web::pages(network::CONTROL, seconds)?));
         }
     })
 }

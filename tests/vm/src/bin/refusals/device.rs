@@ -41,7 +41,7 @@ const SAMPLING: CounterConfig = CounterConfig { mode: MODE_SAMPLING, period: 10_
 const INIT: u32 = 1;
 
 /// Makes an ioctl with a structure that nobody reads afterwards.
-fn tell<T: IntoBytes + FromBytes + Immutable>(
+fn ioctl_with<T: IntoBytes + FromBytes + Immutable>(
     device: &File,
     request: u32,
     mut argument: T,
@@ -60,7 +60,7 @@ fn control(counters: &[CounterConfig]) -> Control {
 pub fn refuse(bench: &mut Bench) -> Result<()> {
     let bound = open_device().context("cannot open the device")?;
     // This is a second descriptor of the counters that the bench's session has given this thread.
-    tell(&bound, IOC_OPEN, CREATE).context("cannot bind a descriptor to this thread")?;
+    ioctl_with(&bound, IOC_OPEN, CREATE).context("cannot bind a descriptor to this thread")?;
     unbound(bench, &open_device()?);
     binding(bench, &bound)?;
     unknown_numbers(bench, &bound);
@@ -69,7 +69,9 @@ pub fn refuse(bench: &mut Bench) -> Result<()> {
     controls(bench, &bound);
     mappings(bench, &bound);
     strangers(bench, &bound)?;
-    bench.refused("ring of a thread that counts", Refusal::EBUSY, || tell(&bound, IOC_RING, RING));
+    bench.refused("ring of a thread that counts", Refusal::EBUSY, || {
+        ioctl_with(&bound, IOC_RING, RING)
+    });
     rings(bench)?;
     unlinked(bench)
 }
@@ -85,7 +87,7 @@ fn unbound(bench: &mut Bench, device: &File) {
     ];
     for (name, request) in requests {
         bench.refused(&format!("{name} of an unbound descriptor"), Refusal::EINVAL, || {
-            tell(device, request, control(&[VALID]))
+            ioctl_with(device, request, control(&[VALID]))
         });
     }
     bench.refused("mapping of an unbound descriptor", Refusal::EINVAL, || {
@@ -98,26 +100,26 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
     for (name, request) in [("creation", IOC_CREATE), ("opening", IOC_OPEN)] {
         let major = Create { abi_major: u32::from(ABI_MAJOR) + 1, ..CREATE };
         bench.refused(&format!("{name} by another ABI major"), Refusal::EPROTO, || {
-            tell(&free, request, major)
+            ioctl_with(&free, request, major)
         });
         bench.refused(&format!("{name} with a reserved field"), Refusal::EINVAL, || {
-            tell(&free, request, Create { reserved: [1, 0], ..CREATE })
+            ioctl_with(&free, request, Create { reserved: [1, 0], ..CREATE })
         });
         bench.refused(&format!("{name} with a feature of the future"), Refusal::EOPNOTSUPP, || {
-            tell(&free, request, Create { features: 1 << 31, ..CREATE })
+            ioctl_with(&free, request, Create { features: 1 << 31, ..CREATE })
         });
         bench.refused(&format!("{name} for another thread"), Refusal::ESRCH, || {
-            tell(&free, request, Create { tid: INIT, ..CREATE })
+            ioctl_with(&free, request, Create { tid: INIT, ..CREATE })
         });
         bench.refused(&format!("{name} by a bound descriptor"), Refusal::EEXIST, || {
-            tell(bound, request, CREATE)
+            ioctl_with(bound, request, CREATE)
         });
     }
     bench.refused("second creation for a thread", Refusal::EEXIST, || {
-        tell(&free, IOC_CREATE, CREATE)
+        ioctl_with(&free, IOC_CREATE, CREATE)
     });
     bench.refused("opening by a thread without counters", Refusal::ESRCH, || {
-        elsewhere(|| tell(&free, IOC_OPEN, CREATE))
+        elsewhere(|| ioctl_with(&free, IOC_OPEN, CREATE))
     });
     Ok(())
 }
@@ -131,7 +133,7 @@ fn unknown_numbers(bench: &mut Bench, bound: &File) {
     let unknown: Vec<u32> = near.chain(others).filter(|number| !known.contains(number)).collect();
     assert!(unknown.len() > 1_000, "most of them are no requests");
     bench.refused("every number that is not in the table", Refusal::ENOTTY, || {
-        let mut answers = unknown.iter().map(|&number| tell(bound, number, [0_u8; 1 << 14]));
+        let mut answers = unknown.iter().map(|&number| ioctl_with(bound, number, [0_u8; 1 << 14]));
         let refused = Err(Refusal::ENOTTY);
         answers.find(|answer| *answer != refused).unwrap_or(refused)
     });
@@ -141,13 +143,13 @@ fn unknown_numbers(bench: &mut Bench, bound: &File) {
 /// only.
 fn read_only(bench: &mut Bench) -> Result<()> {
     let reader = File::open(DEVICE_PATH)?;
-    tell(&reader, IOC_OPEN, CREATE).context("cannot bind a descriptor for reading")?;
+    ioctl_with(&reader, IOC_OPEN, CREATE).context("cannot bind a descriptor for reading")?;
     for request in REQUESTS.iter().filter(|request| request.access == Access::Writes) {
         let name = format!("request {:#x} of a descriptor for reading", request.number & 0xff);
-        bench.refused(&name, Refusal::EBADF, || tell(&reader, request.number, [0_u8; 1024]));
+        bench.refused(&name, Refusal::EBADF, || ioctl_with(&reader, request.number, [0_u8; 1024]));
     }
     for request in REQUESTS.iter().filter(|request| request.access == Access::Reads) {
-        let answer = tell(&reader, request.number, [0_u8; 1024]);
+        let answer = ioctl_with(&reader, request.number, [0_u8; 1024]);
         let outcome = equal(answer == Err(Refusal::EBADF), false);
         bench.tally.check(&format!("request {:#x} only reads", request.number & 0xff), outcome);
     }
@@ -162,7 +164,7 @@ fn numbers_and_pointers(bench: &mut Bench, bound: &File) {
         ("control in the other direction", IOC_CONTROL ^ 3 << 30),
         ("terminal's request", 0x5401),
     ] {
-        bench.refused(name, Refusal::ENOTTY, || tell(bound, request, [0_u8; 1024]));
+        bench.refused(name, Refusal::ENOTTY, || ioctl_with(bound, request, [0_u8; 1024]));
     }
     let unbound = open_device().expect("it could be opened before");
     for (name, request, device) in [
@@ -196,12 +198,12 @@ fn controls(bench: &mut Bench, bound: &File) {
         ("one counter too many", Control { counters: MAX_COUNTERS as u32 + 1, ..valid }),
         ("most counters too many", Control { counters: u32::MAX, ..valid }),
     ] {
-        bench.refused(name, Refusal::EINVAL, || tell(bound, IOC_CONTROL, control));
+        bench.refused(name, Refusal::EINVAL, || ioctl_with(bound, IOC_CONTROL, control));
     }
     let caps = bench.witness.session().description().caps;
     for bad in caps.iter().flat_map(configs::all) {
         bench.refused(&format!("control with {}", bad.name), bad.errno, || {
-            tell(bound, IOC_CONTROL, control(&bad.counters))
+            ioctl_with(bound, IOC_CONTROL, control(&bad.counters))
         });
     }
 }
@@ -227,7 +229,7 @@ fn mappings(bench: &mut Bench, bound: &File) {
 /// Tries what another thread may not do with this thread's descriptor.
 fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
     bench.refused("control by another thread", Refusal::ESRCH, || {
-        elsewhere(|| tell(bound, IOC_CONTROL, control(&[VALID])))
+        elsewhere(|| ioctl_with(bound, IOC_CONTROL, control(&[VALID])))
     });
     bench.refused("unlink by another thread", Refusal::ESRCH, || {
         elsewhere(|| ioctl(bound, IOC_UNLINK, Argument::Null))
@@ -251,15 +253,19 @@ type Answered = (&'static str, Refusal, Result<(), Refusal>);
 /// Makes requests for rings in the thread that owns the counters.
 fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
     let records = Control { flags: CONTROL_RING, ..control(&[SAMPLING]) };
-    let take = |records: u64| tell(device, IOC_RING_TAKE, records);
+    let take = |records: u64| ioctl_with(device, IOC_RING_TAKE, records);
     let ring = MapRequest { offset: RING_FIRST_PAGE as usize, ..MapRequest::pages(2) };
     let mapping = |request: MapRequest| map(device, &request).map(drop);
-    tell(device, IOC_CREATE, CREATE)?;
+    ioctl_with(device, IOC_CREATE, CREATE)?;
     let mut answers: Vec<Answered> = vec![
         ("taking records without a ring", Refusal::ENXIO, take(0)),
         ("mapping of a ring that is not there", Refusal::ENXIO, mapping(ring)),
-        ("records without a ring", Refusal::ENXIO, tell(device, IOC_CONTROL, records)),
-        ("ring for another thread", Refusal::EPERM, elsewhere(|| tell(device, IOC_RING, RING))),
+        ("records without a ring", Refusal::ENXIO, ioctl_with(device, IOC_CONTROL, records)),
+        (
+            "ring for another thread",
+            Refusal::EPERM,
+            elsewhere(|| ioctl_with(device, IOC_RING, RING)),
+        ),
     ];
     for (name, request) in [
         ("ring of no pages", RingRequest { pages: 0, ..RING }),
@@ -273,20 +279,20 @@ fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
         ("ring with a reserved field", RingRequest { reserved: 1, ..RING }),
         ("ring with another reserved field", RingRequest { reserved_tail: [0, 1], ..RING }),
     ] {
-        answers.push((name, Refusal::EINVAL, tell(device, IOC_RING, request)));
+        answers.push((name, Refusal::EINVAL, ioctl_with(device, IOC_RING, request)));
     }
-    tell(device, IOC_RING, RING)?;
+    ioctl_with(device, IOC_RING, RING)?;
     mapping(ring)?;
     take(0)?;
     let writable = map(device, &ring)?.protect(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);
     let signal = Control { signal: 1, ..records };
     let nothing = Control { flags: CONTROL_RING, ..control(&[VALID]) };
     answers.extend([
-        ("second ring", Refusal::EEXIST, tell(device, IOC_RING, RING)),
+        ("second ring", Refusal::EEXIST, ioctl_with(device, IOC_RING, RING)),
         ("taking what is not there", Refusal::EINVAL, take(1)),
         ("taking most records", Refusal::EINVAL, take(u64::MAX)),
-        ("records and a signal", Refusal::EINVAL, tell(device, IOC_CONTROL, signal)),
-        ("records of nothing", Refusal::EINVAL, tell(device, IOC_CONTROL, nothing)),
+        ("records and a signal", Refusal::EINVAL, ioctl_with(device, IOC_CONTROL, signal)),
+        ("records of nothing", Refusal::EINVAL, ioctl_with(device, IOC_CONTROL, nothing)),
         ("writable ring", Refusal::EPERM, mapping(MapRequest { writable: true, ..ring })),
         ("executable ring", Refusal::EPERM, mapping(MapRequest { executable: true, ..ring })),
         ("private ring", Refusal::EPERM, mapping(MapRequest { private: true, ..ring })),
@@ -294,9 +300,9 @@ fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
         ("ring one page too short", Refusal::EPERM, mapping(MapRequest { pages: 1, ..ring })),
         ("making a ring writable", Refusal::EACCES, writable),
     ]);
-    tell(device, IOC_CONTROL, records)?;
+    ioctl_with(device, IOC_CONTROL, records)?;
     ioctl(device, IOC_UNLINK, Argument::Null)?;
-    let unlinked = tell(device, IOC_RING, RING);
+    let unlinked = ioctl_with(device, IOC_RING, RING);
     answers.push(("ring of counters that are unlinked", Refusal::ESRCH, unlinked));
     Ok(answers)
 }
@@ -305,12 +311,12 @@ fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
 fn unlinked(bench: &mut Bench) -> Result<()> {
     let device = open_device()?;
     let (control_after, before, after) = elsewhere(|| -> Result<_, Refusal> {
-        tell(&device, IOC_CREATE, CREATE)?;
-        tell(&device, IOC_CONTROL, control(&[VALID]))?;
+        ioctl_with(&device, IOC_CREATE, CREATE)?;
+        ioctl_with(&device, IOC_CONTROL, control(&[VALID]))?;
         ioctl(&device, IOC_UNLINK, Argument::Null)?;
         let (mut before, mut after) = (Sums::default(), Sums::default());
         ioctl(&device, IOC_READ, Argument::of(&mut before))?;
-        let control_after = tell(&device, IOC_CONTROL, control(&[VALID]));
+        let control_after = ioctl_with(&device, IOC_CONTROL, control(&[VALID]));
         ioctl(&device, IOC_UNLINK, Argument::Null)?;
         ioctl(&device, IOC_READ, Argument::of(&mut after))?;
         Ok((control_after, before, after))

@@ -29,7 +29,7 @@ pub fn control(kind: Kind) -> Result<ExitCode> {
         ..Wanted::usual(kind, "rr", VCPUS, Tsc::Native, "tenant")
     };
     let moves = Moves { pcpus: PCPUS, seed: SEED, switches_min: SWITCHES_MIN };
-    TESTS.control(&wanted, moves, |tenant| tenant.hear_within(POLL, PATIENCE))
+    TESTS.control(&wanted, moves, |tenant| tenant.receive_within(POLL, PATIENCE))
 }
 
 /// Runs in the tenant, and ends with the domain.
@@ -39,7 +39,7 @@ pub fn run() -> Result<ExitCode> {
         programs::prepare()?;
         fs::create_dir_all("/tmp")?;
         module::load()?;
-        TESTS.tell(|test| test());
+        TESTS.run_in_tenant(|test| test());
         Ok(())
     })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use vm_tests::module;
-use vm_tests::toolstack::{self, Kind, Tenant, Tsc, say};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, send};
 
 /// The time between two looks whether it has ended. A look costs something itself.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ pub fn control(options: &Options) -> Result<ExitCode> {
     let role = format!("run {} {module}", options.program.display());
     let mut tenant = Tenant::create_kind(Kind::Pvh, "bench", options.vcpus, Tsc::Native, &role)?;
     tenant.unpause()?;
-    let reply = tenant.hear_within(BETWEEN_LOOKS, PATIENCE)?;
+    let reply = tenant.receive_within(BETWEEN_LOOKS, PATIENCE)?;
     let printed = reply["printed"].as_str().with_context(|| reply.to_string())?;
     print!("{printed}");
     tenant.destroy()?;
@@ -50,6 +50,6 @@ pub fn tenant(program: &PathBuf, without_module: bool) -> Result<()> {
     let ended = Command::new(program).output().with_context(|| program.display().to_string())?;
     let complains = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "{}: {}\n{complains}", program.display(), ended.status);
-    say(&json!({ "printed": String::from_utf8(ended.stdout)? }));
+    send(&json!({ "printed": String::from_utf8(ended.stdout)? }));
     Ok(())
 }

@@ -201,7 +201,7 @@ pub fn expect_refusal(
     tenant: &mut Tenant,
     why: &Why,
 ) -> Result<()> {
-    let seen = tenant.hear()?;
+    let seen = tenant.receive()?;
     println!("{whose}: {seen:#}");
     let exact = equal(&seen["error_max"], &json!(0));
     tally.check(&format!("{whose}: counts until then are exact"), exact);
@@ -209,7 +209,7 @@ pub fn expect_refusal(
     tally.check(&format!("{whose} is told so in place of numbers"), refusal);
     let held = equal(&seen["held"], &json!(format!("Err(NotLoaded(-{}))", why.errno)));
     tally.check(&format!("{whose} is told so where it was stopped before RDPMC"), held);
-    let answer = contains_any(&tenant.hear()?, &[why.answer]);
+    let answer = contains_any(&tenant.receive()?, &[why.answer]);
     tally.check(&format!("{whose} is told so when it opens a session"), answer);
     Ok(())
 }
@@ -223,7 +223,7 @@ pub fn contains_any(reply: &Value, words: &[&str]) -> Result<(), String> {
 /// Checks that the module says why it refuses, and that the CPU does not let the tenant read
 /// counters.
 pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
-    let reply = tenant.hear()?;
+    let reply = tenant.receive()?;
     let is_right = reply["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
     let outcome = if is_right { Ok(()) } else { Err(reply.to_string()) };
     tally.check(&format!("{whose} gets {errno}"), outcome);
@@ -234,7 +234,7 @@ pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str)
 
 /// Waits until a tenant begins to count.
 pub fn begins(tenant: &mut Tenant) -> Result<()> {
-    let reply = tenant.hear()?;
+    let reply = tenant.receive()?;
     ensure!(reply == "ready", "the tenant says {reply}");
     Ok(())
 }
@@ -263,7 +263,7 @@ pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Resul
             take_turns(&host.xen, tenant.domain)?;
         }
         if how == "disjoint" {
-            tenant.tell(&json!("count"))?;
+            tenant.send(&json!("count"))?;
             begins(&mut tenant)?;
         }
         let (ours, theirs) = count_together(&host.xen, &control, &mut tenant)?;
@@ -327,7 +327,7 @@ pub fn count_together(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Resul
         scope.spawn(move || disturb::domain(xen, CONTROL_DOMAIN, cpus, PCPUS, 1, stop));
         scope.spawn(move || disturb::domain(xen, domain, tenant_cpus, PCPUS, 1, stop));
         let theirs = scope.spawn(move || {
-            let reply = tenant.hear();
+            let reply = tenant.receive();
             stop.store(true, Ordering::Relaxed);
             reply
         });

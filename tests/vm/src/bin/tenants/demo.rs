@@ -75,7 +75,7 @@ pub fn control(hvm: bool, options: &Options) -> Result<ExitCode> {
     let (kind, name) = if hvm { (Kind::Hvm, "HVM") } else { (Kind::Pvh, "PVH") };
     let mut tenant = Tenant::create_kind(kind, "demo", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
-    let report = about(&mut tally, name, tenant.hear()?)?;
+    let report = about(&mut tally, name, tenant.receive()?)?;
     begins(&mut tenant)?;
     head();
     let mut sums = Map::new();

@@ -57,7 +57,7 @@ pub fn arrives(file: &str) -> Result<ExitCode> {
     )?;
     let name = "a tenant that is restored where counters are others counts nothing there";
     tally.check(name, equal(writes()?, before));
-    tenant.tell(&json!("again"))?;
+    tenant.send(&json!("again"))?;
     begins(&mut tenant)?;
     sleep(TIME_TO_COUNT);
     xen.allow(tenant.domain, false)?;

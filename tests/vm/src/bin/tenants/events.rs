@@ -14,7 +14,7 @@ use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::region::Region;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{Tenant, say};
+use vm_tests::toolstack::{Tenant, send};
 
 /// `PERF_FORMAT_TOTAL_TIME_ENABLED` and `..._RUNNING`.
 const ENABLED_AND_RUNNING: u64 = 3;
@@ -49,11 +49,11 @@ pub fn watch() -> Result<()> {
             Ok(json!(both))
         };
         let answer = both().and_then(|forbidden| {
-            say(&forbidden);
+            send(&forbidden);
             both()
         });
         watchers.into_iter().try_for_each(|one| one.join().expect("no thread panics"))?;
-        say(&answer?);
+        send(&answer?);
         Ok(run_on(SELF, &cpus)?)
     })
 }
@@ -121,7 +121,7 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
 /// Judges, in the control domain, what the events have said while the tenant was forbidden to
 /// count.
 pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
-    for seen in tenant.hear()?.as_array().context("both of them")? {
+    for seen in tenant.receive()?.as_array().context("both of them")? {
         println!("perf's event of a {}: {seen:#}", seen["whose"]);
         let check = |is| if seen[is] == true { Ok(()) } else { Err(seen.to_string()) };
         let name = format!("perf's event of a {} that is forbidden", seen["whose"]);
@@ -133,7 +133,7 @@ pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
 
 /// Judges what the events have said when the tenant was allowed to count again.
 pub fn allowed(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
-    let reply = tenant.hear()?;
+    let reply = tenant.receive()?;
     let is_right = reply.as_array().is_some_and(|both| both.len() == 2);
     let outcome = if is_right { Ok(()) } else { Err(reply.to_string()) };
     tally.check("perf's events count exactly again when it is allowed", outcome);

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use serde_json::{Value, json};
 use vm_tests::module;
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, hear, say};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, receive, send};
 use vm_tests::xen::{Grant, MemoryType};
 
 use crate::control::{Host, begins, exact, gone};
@@ -70,7 +70,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
 
 /// Has the tenant name one frame after another.
 fn name(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
-    let own = tenant.ask("own", "")?;
+    let own = tenant.request("own", "")?;
     let own = own["is"].as_u64().with_context(|| format!("its frame is {own}"))?;
     let mut frames = Frames { tally, tenant };
     frames.is_page(own, "its own")?;
@@ -131,7 +131,7 @@ impl Frames<'_> {
     }
 
     fn answers(&mut self, file: &str, text: &str, what: &str, expected: &Value) -> Result<()> {
-        let answer = self.tenant.ask(file, text)?;
+        let answer = self.tenant.request(file, text)?;
         let gives = expected.as_str().unwrap_or("no error");
         let outcome = equal(&answer["error"], expected);
         self.tally.check(&format!("PVH tenant: {what} gives {gives}"), outcome);
@@ -140,7 +140,7 @@ impl Frames<'_> {
 
     /// Has the tenant do something that is not itself a test.
     fn does(&mut self, file: &str, text: &str) -> Result<()> {
-        let answer = self.tenant.ask(file, text)?;
+        let answer = self.tenant.request(file, text)?;
         anyhow::ensure!(answer["error"].is_null(), "{file} {text}: {answer}");
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Frames<'_> {
     /// Checks whether the tenant's kernel may execute RDPMC: with a page it reads, and without one
     /// RDPMC faults.
     fn reads_counters(&mut self, expected: bool, with: &str) -> Result<()> {
-        let reads = self.tenant.ask("rdpmc", "")?;
+        let reads = self.tenant.request("rdpmc", "")?;
         let name =
             format!("PVH tenant: RDPMC with {with} {}", ["faults", "reads"][usize::from(expected)]);
         self.tally.check(&name, equal(&reads["is"], &json!(expected)));
@@ -160,11 +160,11 @@ impl Frames<'_> {
 pub fn tenant() -> Result<()> {
     module::load_file(MODULE, c"")?;
     module::load_file(peek::MODULE, c"")?;
-    say(&json!("ready"));
+    send(&json!("ready"));
     loop {
-        let asked = hear()?;
+        let asked = receive()?;
         let [file, text] = [0, 1].map(|n| asked[n].as_str().unwrap_or_default());
-        say(&match file {
+        send(&match file {
             "own" => {
                 let own = fs::read_to_string(format!("{PARAMETERS}/own"))?;
                 json!({ "is": own.trim().parse::<u64>()? })

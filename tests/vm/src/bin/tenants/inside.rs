@@ -5,7 +5,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, mount_statistics, say};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, mount_statistics, send};
 use vm_tests::volume::pick;
 use vm_tests::{kernel, module, region, reload};
 
@@ -17,7 +17,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create_kind(Kind::Pvh, "inside", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
     loop {
-        let reply = tenant.hear()?;
+        let reply = tenant.receive()?;
         let Some(name) = reply["name"].as_str() else {
             tally.check("a PVH tenant has made its tests", equal(reply, json!("done")));
             return tenant.destroy();
@@ -33,21 +33,21 @@ pub fn tenant(reloads: u32) -> Result<()> {
     // The overhead is found before there are other threads.
     region::overhead()?;
     for (name, outcome) in kernel::judge()? {
-        tell(&name, outcome);
+        print_outcome(&name, outcome);
     }
     for (name, outcome) in [
         ("the module stays while a thread counts", reload::in_use()),
         ("the module comes and goes while threads count", reload::comes_and_goes(reloads, None)),
     ] {
-        tell(name, outcome.map_err(|error| format!("{error:#}")));
+        print_outcome(name, outcome.map_err(|error| format!("{error:#}")));
     }
     for (name, outcome) in kernel::judge()? {
-        tell(&format!("whose module was loaded anew {name}"), outcome);
+        print_outcome(&format!("whose module was loaded anew {name}"), outcome);
     }
-    say(&json!("done"));
+    send(&json!("done"));
     Ok(())
 }
 
-fn tell(name: &str, outcome: Result<(), String>) {
-    say(&json!({ "name": name, "wrong": outcome.err() }));
+fn print_outcome(name: &str, outcome: Result<(), String>) {
+    send(&json!({ "name": name, "wrong": outcome.err() }));
 }

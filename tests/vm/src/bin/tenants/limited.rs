@@ -14,7 +14,7 @@ use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{Tenant, Tsc, say};
+use vm_tests::toolstack::{Tenant, Tsc, send};
 
 use crate::control::{Host, VCPUS, contains_any, exact};
 use crate::counting::{CROSSED, Domain, THREADS_PER_VCPU};
@@ -40,7 +40,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     let listed = host.xen.domains()?.into_iter().find(|domain| domain.domid == domid);
     tally.check("the host's list says which limits a tenant has", equal(listed, Some(wanted)));
     tenant.unpause()?;
-    let seen = tenant.hear()?;
+    let seen = tenant.receive()?;
     println!("a tenant with limits of its own: {seen:#}");
     let counters = ["general", "fixed"].map(|key| seen[key].clone());
     let name = "a tenant with a limit of two counters has two";
@@ -49,14 +49,14 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     tally.check(name, equal(seen["third"].is_string(), true));
     let name = "a tenant's own limit puts its overflows off";
     tally.check(name, equal(seen["throttled"].as_u64() > Some(0), true));
-    let seen = tenant.hear()?;
+    let seen = tenant.receive()?;
     println!("a tenant with limits of its own: {seen:#}");
     exact(tally, "a tenant with limits of its own", &seen);
-    let reply = tenant.hear()?;
+    let reply = tenant.receive()?;
     ensure!(reply == "ready", "the tenant says {reply}");
     wanted.counters_max = 1;
     host.xen.decide(wanted)?;
-    let seen = tenant.hear()?;
+    let seen = tenant.receive()?;
     println!("a tenant that may use fewer counters than it has loaded: {seen:#}");
     let name =
         "a tenant that may use fewer counters than it has loaded: counts until then are exact";
@@ -74,24 +74,24 @@ pub fn tenant() -> Result<()> {
     let three = [Event::INSTRUCTIONS.user(), Event::BRANCHES.user(), Event::CYCLES.user()];
     let third = session.start(&three).err().map(|error| error.to_string());
     drop(session);
-    say(&json!({
+    send(&json!({
         "general": caps.general, "fixed": caps.fixed, "third": third, "throttled": throttled()?,
     }));
     let domain = Domain::new(CROSSED[1])?;
-    say(&domain.count(2, |measured| measured < REGIONS)?);
+    send(&domain.count(2, |measured| measured < REGIONS)?);
     let counting = AtomicUsize::new(0);
     // The reason comes with the first load after the change; before, readers only see that the
     // counters have been stopped.
     let mut seen = domain.count(2, |measured| {
         // The limit changes once each thread has counted.
         if measured == 1 && counting.fetch_add(1, Relaxed) + 1 == VCPUS * THREADS_PER_VCPU {
-            say(&json!("ready"));
+            send(&json!("ready"));
         }
         true
     })?;
     drop(domain);
     seen["refusal"] = refusal_of_a_load();
-    say(&seen);
+    send(&seen);
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vm_tests::module;
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, say};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, send};
 
 use crate::control::{Host, Past, count_together, exact, refused, together};
 use crate::counting::{CROSSED, Domain};
@@ -56,7 +56,7 @@ pub fn control() -> Result<ExitCode> {
         together(&mut tally, &host, kind, Past::Unknown)?;
         // The tenant has looked all the time.
         loop {
-            blind(&mut tally, &format!("the control domain and {whom}"), &peeker.hear()?);
+            blind(&mut tally, &format!("the control domain and {whom}"), &peeker.receive()?);
             if peeker.is_silent() {
                 break;
             }
@@ -72,7 +72,7 @@ fn narrow(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create_kind(Kind::Pvh32, "narrow", 1, Tsc::Native, "")?;
     host.invite(&tenant)?;
     let answers = json!({ "query": 0, "register": -libc::EOPNOTSUPP });
-    tally.check("a 32-bit PVH tenant gets EOPNOTSUPP", equal(tenant.hear()?, answers));
+    tally.check("a 32-bit PVH tenant gets EOPNOTSUPP", equal(tenant.receive()?, answers));
     tenant.destroy()
 }
 
@@ -91,7 +91,7 @@ fn blind(tally: &mut Tally, whom: &str, seen: &Value) {
 /// Runs in the tenant.
 pub fn tenant() -> Result<()> {
     let refusal = refusal()?.context("this domain may count")?;
-    say(&refusal);
+    send(&refusal);
     module::load_file(MODULE, c"")?;
     loop {
         let [mut rdpmc, mut rdmsr] = [Seen::default(), Seen::default()];
@@ -100,7 +100,7 @@ pub fn tenant() -> Result<()> {
             rdmsr.look("rdmsr")?;
             sleep(BETWEEN_LOOKS);
         }
-        say(&json!({ "rdpmc": rdpmc.to_json(), "rdmsr": rdmsr.to_json() }));
+        send(&json!({ "rdpmc": rdpmc.to_json(), "rdmsr": rdmsr.to_json() }));
     }
 }
 

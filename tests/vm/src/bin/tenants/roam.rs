@@ -27,7 +27,7 @@ use vm_tests::round::Constants;
 use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, hear, mount_statistics, say};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, mount_statistics, receive, send};
 use vm_tests::volume::pick;
 
 use crate::control::{Host, TIME_TO_COUNT, VCPUS, begins, contains_any, counts_on, exact, gone};
@@ -69,7 +69,7 @@ const SCENES: [Scene; 5] = [
     ("loses a vCPU and gets it again", |_, tenant| {
         for vcpus in [VCPUS - 1, VCPUS] {
             tenant.set_vcpus(vcpus)?;
-            let reply = tenant.ask("vcpus", &vcpus.to_string())?;
+            let reply = tenant.request("vcpus", &vcpus.to_string())?;
             ensure!(reply == "ready", "the tenant says {reply}");
             sleep(TIME_TO_COUNT);
         }
@@ -127,7 +127,7 @@ pub fn counting(host: &Host, wanted: &Wanted<'_>) -> Result<Tenant> {
     begins(&mut tenant)?;
     begins(&mut tenant)?;
     counts_on(host, || {
-        tenant.tell(&json!("count"))?;
+        tenant.send(&json!("count"))?;
         begins(&mut tenant)
     })?;
     Ok(tenant)
@@ -138,9 +138,9 @@ pub fn counting(host: &Host, wanted: &Wanted<'_>) -> Result<Tenant> {
 fn reboots(host: &Host, kind: Kind) -> Result<()> {
     let wanted = Wanted::usual(kind, "rebooter", VCPUS, Tsc::Native, "roam");
     let mut tenant = counting(host, &wanted)?;
-    tenant.tell(&json!("reboot"))?;
+    tenant.send(&json!("reboot"))?;
     tenant.shut_down()?;
-    ensure!(tenant.is_silent(), "it says {}", tenant.hear()?);
+    ensure!(tenant.is_silent(), "it says {}", tenant.receive()?);
     let domain = tenant.domain;
     tenant.destroy()?;
     gone(&host.xen, domain).map_err(Error::msg)
@@ -148,13 +148,13 @@ fn reboots(host: &Host, kind: Kind) -> Result<()> {
 
 /// Has the tenant count while this happens. Returns what it has seen.
 fn scene(tenant: &mut Tenant, act: impl FnOnce(&mut Tenant) -> Result<()>) -> Result<Value> {
-    tenant.tell(&json!("count"))?;
+    tenant.send(&json!("count"))?;
     begins(tenant)?;
     sleep(TIME_TO_COUNT);
     act(tenant)?;
     sleep(TIME_TO_COUNT);
-    tenant.tell(&json!("stop"))?;
-    tenant.hear()
+    tenant.send(&json!("stop"))?;
+    tenant.receive()
 }
 
 /// Migrates the tenant, and lets it continue where it may not count.
@@ -259,7 +259,8 @@ fn hears_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> 
         let before = received(Interrupt::Nmi)?;
         kvm.move_to_another(false, allowed)?;
         sleep(TIME_TO_COUNT);
-        let name = format!("a guest of KVM without the module hears nothing: allowed is {allowed}");
+        let name =
+            format!("a guest of KVM without the module receives nothing: allowed is {allowed}");
         tally.check(&name, equal(received(Interrupt::Nmi)?, before));
     }
     Ok(())
@@ -271,17 +272,17 @@ pub fn tenant() -> Result<()> {
     module::load()?;
     // The overhead is found before there are other threads.
     region::overhead()?;
-    say(&json!("ready"));
+    send(&json!("ready"));
     let constants = samples::prepare()?;
-    say(&json!("ready"));
+    send(&json!("ready"));
     loop {
-        let asked = hear()?;
+        let asked = receive()?;
         ensure!(asked == "count", "{asked} is asked");
         let seen = count(&constants, || {
-            say(&json!("ready"));
+            send(&json!("ready"));
             until_told()
         })?;
-        say(&seen);
+        send(&seen);
     }
 }
 
@@ -310,7 +311,7 @@ fn count(constants: &Constants, act: impl FnOnce() -> Result<()>) -> Result<Valu
 /// Waits until the tenant is told to stop, and does what else it is told.
 fn until_told() -> Result<()> {
     loop {
-        let asked = hear()?;
+        let asked = receive()?;
         if asked == "stop" {
             return Ok(());
         }
@@ -322,7 +323,7 @@ fn until_told() -> Result<()> {
         }
         ensure!(asked[0] == "vcpus", "{asked} is asked");
         use_vcpus(asked[1].as_str().context("not a number")?.parse()?)?;
-        say(&json!("ready"));
+        send(&json!("ready"));
     }
 }
 

@@ -95,10 +95,10 @@ pub fn run(tally: &mut Tally, host: &Host, rate: u64) -> Result<()> {
         xen.set_affinity(tenant.domain, vcpu, SHARED_PCPU)?;
     }
     host.invite(&tenant)?;
-    let reply = tenant.hear()?;
+    let reply = tenant.receive()?;
     ensure!(reply == "quiet", "the tenant says {reply}");
     let quiet = progress(xen, victim)?;
-    let reply = tenant.hear()?;
+    let reply = tenant.receive()?;
     ensure!(reply == "storm", "the tenant says {reply}");
     let (before, start) = (xen.stats()?.hook[HOOK_INTERRUPT], Instant::now());
     let storm = progress(xen, victim)?;

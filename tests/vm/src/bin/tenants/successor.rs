@@ -16,7 +16,7 @@ use vm_tests::kvm::Kvm;
 use vm_tests::raw::Argument;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{Kind, Tsc, Wanted, say};
+use vm_tests::toolstack::{Kind, Tsc, Wanted, send};
 use vm_tests::{kexec, module};
 
 use crate::control::{Host, VCPUS, begins, exact};
@@ -48,12 +48,12 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
         ..Wanted::usual(Kind::Hvm, "starter", VCPUS, Tsc::Native, "roam")
     };
     let mut tenant = roam::counting(host, &wanted)?;
-    tenant.tell(&json!("kexec"))?;
-    let none = equal(tenant.hear()?, json!(vec!["ENXIO"; VCPUS]));
+    tenant.send(&json!("kexec"))?;
+    let none = equal(tenant.receive()?, json!(vec!["ENXIO"; VCPUS]));
     tally.check("an HVM tenant that starts another kernel leaves it no page", none);
     begins(&mut tenant)?;
     let whose = "an HVM tenant whose kernel was started by another one";
-    exact(tally, whose, &tenant.hear()?);
+    exact(tally, whose, &tenant.receive()?);
     tenant.destroy()
 }
 
@@ -65,12 +65,12 @@ pub fn tenant() -> Result<()> {
         run_on(SELF, &[cpu])?;
         left.push(frames::wrote("unregister", ""));
     }
-    say(&json!(left));
+    send(&json!(left));
     run_on(SELF, &cpus)?;
     module::load()?;
     let domain = Domain::new(DISJOINT[1])?;
-    say(&json!("ready"));
-    say(&domain.count(2, |measured| measured < REGIONS)?);
+    send(&json!("ready"));
+    send(&domain.count(2, |measured| measured < REGIONS)?);
     Ok(())
 }
 

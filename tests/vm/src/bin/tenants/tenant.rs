@@ -19,7 +19,7 @@ use shared_abi::read::Counters;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{hear, live, say};
+use vm_tests::toolstack::{live, receive, send};
 
 use crate::counting::{self, Domain};
 use crate::{bench, demo, events, frames, held, inside, limited, peek, roam, samples, successor};
@@ -100,15 +100,15 @@ fn act(role: &Role) -> Result<()> {
         Role::Count { regions } => count(regions, |_| execute_until_told()),
         Role::Demo { regions } => {
             count(regions, |domain| {
-                say(&demo::describe(domain)?);
+                send(&demo::describe(domain)?);
                 Ok(())
             })?;
-            say(&samples::take(&samples::prepare()?, |measured| measured < SAMPLED)?);
+            send(&samples::take(&samples::prepare()?, |measured| measured < SAMPLED)?);
             Ok(())
         }
         Role::Travel => {
             load()?;
-            say(&json!("ready"));
+            send(&json!("ready"));
             events::watch()?;
             module::unload_when_idle()?;
             loop {
@@ -118,7 +118,7 @@ fn act(role: &Role) -> Result<()> {
         }
         Role::Emigrate => {
             travel()?;
-            let asked = hear()?;
+            let asked = receive()?;
             ensure!(asked == "again", "{asked} is asked");
             module::unload_when_idle()?;
             travel()
@@ -142,10 +142,10 @@ fn count(regions: u64, first: impl FnOnce(&Domain) -> Result<()>) -> Result<()> 
     let go_on = |measured| measured < regions;
     let domain = Domain::new(disjoint)?;
     first(&domain)?;
-    say(&json!("ready"));
-    say(&domain.count(2, go_on)?);
+    send(&json!("ready"));
+    send(&domain.count(2, go_on)?);
     drop(domain);
-    say(&Domain::new(crossed)?.count(2, go_on)?);
+    send(&Domain::new(crossed)?.count(2, go_on)?);
     Ok(())
 }
 
@@ -155,8 +155,8 @@ fn execute_until_told() -> Result<()> {
     thread::scope(|scope| {
         let execute = |cpu| move || execute_on(cpu, stop);
         let threads: Vec<_> = cpus.into_iter().map(|cpu| scope.spawn(execute(cpu))).collect();
-        say(&json!("ready"));
-        let asked = hear();
+        send(&json!("ready"));
+        let asked = receive();
         stop.store(true, Ordering::Relaxed);
         threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))?;
         let asked = asked?;
@@ -178,12 +178,12 @@ fn travel() -> Result<()> {
     load()?;
     let domain = Domain::new(counting::DISJOINT[1])?;
     let held = held::reader()?;
-    say(&json!("ready"));
+    send(&json!("ready"));
     let mut seen = domain.count(2, |_| true)?;
     seen["held"] = held.join().expect("no thread panics")?.into();
-    say(&seen);
+    send(&seen);
     drop(domain);
-    say(&match Session::open_with(Provider::Paravirt) {
+    send(&match Session::open_with(Provider::Paravirt) {
         Ok(_) => json!("a session"),
         Err(error) => json!(error.to_string()),
     });
@@ -193,7 +193,7 @@ fn travel() -> Result<()> {
 /// Loads the module. If it and the CPU refuse, reports how, and waits until they do not.
 fn load() -> Result<()> {
     let Some(refusal) = refusal()? else { return Ok(()) };
-    say(&refusal);
+    send(&refusal);
     while module::load().is_err() {
         thread::sleep(BETWEEN_TRIALS);
     }
@@ -211,7 +211,7 @@ pub fn refusal() -> Result<Option<Value>> {
 fn storm(quiet: Duration) -> Result<()> {
     module::load()?;
     let start = Instant::now();
-    say(&json!("quiet"));
+    send(&json!("quiet"));
     let threads: Vec<_> = cpus()?
         .into_iter()
         .map(|cpu| thread::spawn(move || spin_then_sample(cpu, start, quiet)))
@@ -231,7 +231,7 @@ fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
     let instructions = Event::INSTRUCTIONS.user().every(STORM_PERIOD);
     session.start_sampling(&[instructions], libc::SIGURG)?;
     if cpu == 0 {
-        say(&json!("storm"));
+        send(&json!("storm"));
     }
     loop {
         LONG.execute(&mut 0);

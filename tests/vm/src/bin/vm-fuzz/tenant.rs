@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use shared_abi::hypercall::OP_DOMAIN;
 use vm_tests::module;
 use vm_tests::raw::{Argument, Refusal};
-use vm_tests::toolstack::{self, Tenant, Tsc, live, say};
+use vm_tests::toolstack::{self, Tenant, Tsc, live, send};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::coverage::Coverage;
@@ -40,7 +40,7 @@ pub fn fuzz_in_tenant(options: &Options) -> Result<Tried> {
     xen.allow(tenant.domain, true)?;
     tenant.unpause()?;
     let reply = loop {
-        let reply = tenant.hear()?;
+        let reply = tenant.receive()?;
         if reply.get("made").is_none() {
             break reply;
         }
@@ -58,7 +58,7 @@ pub fn fuzz_in_tenant(options: &Options) -> Result<Tried> {
 /// Runs in the tenant, and ends with it.
 pub fn inside(calls: u64, seed: u64) -> Result<ExitCode> {
     live(|| {
-        say(&fuzz(calls, seed)?);
+        send(&fuzz(calls, seed)?);
         Ok(())
     })
 }
@@ -85,7 +85,7 @@ fn fuzz(calls: u64, seed: u64) -> Result<Value> {
     while calls::made() < calls {
         guest.repair_at_times(mutations)?;
         if mutations.is_multiple_of(NEWS_EVERY) {
-            say(&json!({ "made": calls::made() }));
+            send(&json!({ "made": calls::made() }));
         }
         guest.run(&mutate_from(&mut rng, &corpus))?;
         mutations += 1;
