@@ -180,8 +180,8 @@ impl Device {
 
     fn ioctl(&self, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
         // SAFETY: the request's number holds the argument's size, which is that of the type that
-        // `ioctl_read` or `ioctl_write` was given; the device writes only what is borrowed mutably, of which all
-        // bit patterns are valid.
+        // `ioctl_read` or `ioctl_write` was given; the device writes only what is borrowed mutably,
+        // of which all bit patterns are valid.
         let result = unsafe { libc::ioctl(self.as_raw_fd(), request.into(), argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }
