@@ -21,8 +21,8 @@ use super::spec::Spec;
 /// The longest time from power-on until the guest's init reports. On a machine that twenty others
 /// use at the same time, a boot of half a minute takes ten minutes.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
-/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses less than
-/// `BOOT_IDLE` of the host's CPUs ...
+/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses or waits
+/// for less than `BOOT_IDLE` of the host's CPUs ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
 const BOOT_IDLE: Duration = Duration::from_secs(3);
 /// ... or if the emulator has used more than this of the CPUs since the console's last news, which
@@ -169,8 +169,8 @@ impl Watch {
             self.disturb();
             return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
         }
-        let used = cpu_time(self.machine.id());
-        let is_over = self.progress.has_ended(running, used, news) || running > self.boot_timeout;
+        let cpu = CpuTime::of(self.machine.id());
+        let is_over = self.progress.has_ended(running, cpu, news) || running > self.boot_timeout;
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
     }
 
@@ -240,8 +240,8 @@ struct Progress {
     busy: Duration,
     /// The CPU time that had been used when the console last had news.
     used_at_news: Duration,
-    /// The time when a period of silence began, and the CPU time that had been used by then.
-    window: (Duration, Duration),
+    /// The time when a period of silence began, and the CPU time by then.
+    window: (Duration, CpuTime),
 }
 
 impl Progress {
@@ -254,18 +254,43 @@ impl Progress {
     }
 
     /// Returns whether a boot will make no more progress.
-    fn has_ended(&mut self, now: Duration, used: Duration, news: bool) -> bool {
+    fn has_ended(&mut self, now: Duration, cpu: CpuTime, news: bool) -> bool {
         if news {
-            self.used_at_news = used;
-            self.window = (now, used);
+            self.used_at_news = cpu.used;
+            self.window = (now, cpu);
         }
-        let (since, used_before) = self.window;
+        let (since, before) = self.window;
         if now.saturating_sub(since) < BOOT_SILENCE {
             return false;
         }
-        self.window = (now, used);
-        let is_idle = used.saturating_sub(used_before) < BOOT_IDLE;
-        is_idle || used.saturating_sub(self.used_at_news) > self.busy
+        self.window = (now, cpu);
+        // An emulator of low priority may wait for a CPU all the time.
+        let wanted =
+            cpu.used.saturating_sub(before.used) + cpu.waited.saturating_sub(before.waited);
+        wanted < BOOT_IDLE || cpu.used.saturating_sub(self.used_at_news) > self.busy
+    }
+}
+
+/// The host's CPU time of a process so far.
+#[derive(Clone, Copy, Default)]
+struct CpuTime {
+    used: Duration,
+    /// How long its threads could execute, and had no CPU.
+    waited: Duration,
+}
+
+impl CpuTime {
+    /// Reads the times of a process, which are 0 once it has ended.
+    fn of(process: u32) -> Self {
+        let mut waited = Duration::ZERO;
+        let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        for thread in threads {
+            // The fields, by Linux' scheduler/sched-stats: ns on a CPU, ns waiting for one, slices.
+            let times = fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
+            let delay = times.split_whitespace().nth(1).and_then(|field| field.parse().ok());
+            waited += Duration::from_nanos(delay.unwrap_or_default());
+        }
+        Self { used: cpu_time(process), waited }
     }
 }
 
@@ -345,6 +370,8 @@ impl Follow {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -364,20 +391,23 @@ mod tests {
     #[test]
     fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
         // Returns the first of these moments, which are 10 s apart, at which a boot has ended that
-        // uses this many milliseconds of the CPUs in a second.
-        let ended_in = |emulator, using: fn(u64) -> u64| {
+        // uses this many milliseconds of the CPUs in a second, and waits for them so many.
+        let ended_waiting = |emulator, using: fn(u64) -> u64, waiting: u64| {
             let (mut progress, mut used) = (Progress::new(emulator), 0);
             (0..90).map(|n| n * 10).find(|now| {
                 used += 10 * using(*now);
+                let waited = Duration::from_millis(waiting * now);
                 let (now, used) = (Duration::from_secs(*now), Duration::from_millis(used));
-                progress.has_ended(now, used, now.is_zero())
+                progress.has_ended(now, CpuTime { used, waited }, now.is_zero())
             })
         };
+        let ended_in = |emulator, using| ended_waiting(emulator, using, 0);
         let ended = |using| ended_in(Emulator::Qemu, using);
         assert_eq!(ended(|_| 20), Some(60), "idle from the start");
         assert_eq!(ended(|now| if now < 30 { 1000 } else { 20 }), Some(120), "idle after a time");
         assert_eq!(ended(|_| 2000), Some(60), "spinning");
         assert_eq!(ended(|_| 100), None, "slow on a busy build machine");
+        assert_eq!(ended_waiting(Emulator::Qemu, |_| 20, 900), None, "kept from the CPUs");
         assert_eq!(ended_in(Emulator::Bochs, |_| 20), Some(60), "idle in Bochs");
         assert_eq!(ended_in(Emulator::Bochs, |_| 1000), Some(660), "spinning in Bochs");
     }
@@ -393,6 +423,24 @@ mod tests {
         let failed = Status::Failed(Failure::NotStarted("no command".into()));
         assert_eq!(end_in("error no command\n").unwrap(), Some(failed));
         assert!(end_in("what\n").is_err());
+    }
+
+    #[test]
+    fn a_process_waits_where_more_can_execute_than_there_are_cpus() {
+        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let cpus = thread::available_parallelism().unwrap().get();
+        let mut all: Vec<Child> = (0..=cpus).map(|_| spin()).collect();
+        let start = Instant::now();
+        let has_waited = |child: &Child| CpuTime::of(child.id()).waited > POLL;
+        while !all.iter().any(has_waited) && start.elapsed() < Duration::from_secs(20) {
+            thread::sleep(POLL);
+        }
+        let waited = all.iter().any(has_waited);
+        for child in &mut all {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(waited, "nobody has waited in 20 s");
     }
 
     #[test]
