@@ -169,7 +169,7 @@ impl Watch {
             self.disturb();
             return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
         }
-        let cpu = CpuTime::of(self.machine.id());
+        let cpu = || CpuTime::of(self.machine.id());
         let is_over = self.progress.has_ended(running, cpu, news) || running > self.boot_timeout;
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
     }
@@ -253,17 +253,18 @@ impl Progress {
         Self { busy, used_at_news: Duration::ZERO, window: Default::default() }
     }
 
-    /// Returns whether a boot will make no more progress.
-    fn has_ended(&mut self, now: Duration, cpu: CpuTime, news: bool) -> bool {
-        if news {
-            self.used_at_news = cpu.used;
-            self.window = (now, cpu);
-        }
+    /// Returns whether a boot will make no more progress. `cpu` reads the emulator's CPU time.
+    fn has_ended(&mut self, now: Duration, cpu: impl FnOnce() -> CpuTime, news: bool) -> bool {
         let (since, before) = self.window;
-        if now.saturating_sub(since) < BOOT_SILENCE {
+        if !news && now.saturating_sub(since) < BOOT_SILENCE {
             return false;
         }
+        let cpu = cpu();
         self.window = (now, cpu);
+        if news {
+            self.used_at_news = cpu.used;
+            return false;
+        }
         // An emulator of low priority may wait for a CPU all the time.
         let wanted =
             cpu.used.saturating_sub(before.used) + cpu.waited.saturating_sub(before.waited);
@@ -398,7 +399,7 @@ mod tests {
                 used += 10 * using(*now);
                 let waited = Duration::from_millis(waiting * now);
                 let (now, used) = (Duration::from_secs(*now), Duration::from_millis(used));
-                progress.has_ended(now, CpuTime { used, waited }, now.is_zero())
+                progress.has_ended(now, || CpuTime { used, waited }, now.is_zero())
             })
         };
         let ended_in = |emulator, using| ended_waiting(emulator, using, 0);
