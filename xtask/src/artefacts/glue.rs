@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use crate::tools::overlay::{self, Files};
-use crate::tools::{cache, hooks, sh};
+use crate::tools::{hooks, sh};
 
 /// The folder, in each hypervisor's, that describes the insertions into its files.
 const HOOKS: &str = "hooks";
@@ -57,8 +57,6 @@ impl Glue {
     pub fn patch(&self, source: &Path, release: &str) -> Result<String> {
         let mut files = self.files()?;
         files.extend(self.insertions(source, release)?);
-        let scratch = cache::root()?.join("work");
-        fs::create_dir_all(&scratch)?;
-        overlay::diff(source, &files, &scratch)
+        overlay::diff(source, &files)
     }
 }

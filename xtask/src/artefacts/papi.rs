@@ -173,9 +173,9 @@ pub fn stage(dir: &Path) -> Result<()> {
 
 /// Returns what the project changes in the source of the PAPI that [`stage`] takes, as a patch.
 pub fn patch() -> Result<String> {
-    let (component, scratch) = (Component::Perfctr, cache::root()?.join("work"));
+    let component = Component::Perfctr;
     let (source, changes) = (component.source()?, component.changes().context("it has hooks")?);
-    overlay::diff(&source, &hooks::apply(&source, &changes, PERFCTR)?, &scratch)
+    overlay::diff(&source, &hooks::apply(&source, &changes, PERFCTR)?)
 }
 
 /// Compiles a program of `papi-shim/papi`. `needed` are the directories of what its library needs.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -86,10 +86,9 @@ pub fn patched(source: &Path, patch: &Path, work: &Path) -> Result<Files> {
 }
 
 /// Returns the difference that `files` make to `pristine`, as a unified diff.
-pub fn diff(pristine: &Path, files: &Files, scratch: &Path) -> Result<String> {
-    let mut text = String::new();
+pub fn diff(pristine: &Path, files: &Files) -> Result<String> {
+    let (mut text, new) = (String::new(), cache::scratch("new")?);
     for (name, content) in files {
-        let new: PathBuf = scratch.join("new");
         fs::write(&new, content)?;
         let old = pristine.join(name);
         let (old, label) = if old.exists() {
