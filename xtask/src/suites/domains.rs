@@ -31,16 +31,13 @@ const LOADER: &str = "/usr/bin/true";
 const ASKING: [&str; 3] = ["xz", "python3.11", "cc1"];
 /// The events, in the order of the true counts.
 const EVENTS: [&str; 3] = ["instructions:u", "branches:u", "cycles:u"];
-/// The index of the event that the entries into a guest add to, and that nothing corrects.
+/// The index of cycles in [`EVENTS`].
 const CYCLES: usize = 2;
 /// The kinds of domains. HVM is in the long tier only, since its firmware takes minutes.
 const KINDS: [&str; 3] = ["Pv", "Pvh", "Hvm"];
 const SCENES: [&str; 4] = ["a", "b", "c", "d"];
 /// The document with the table.
 const DOCUMENT: &str = "docs/domains.md";
-
-/// The PMU model's habit that VMRUN retires in the guest, as AMD says of its processors.
-const ENTRIES: &str = "vmrun";
 
 /// One count of a program in a domain.
 struct Count {
@@ -57,21 +54,21 @@ struct Count {
 /// Boots two machines. The long tier boots two more, on CPUs that count VMRUN in the guest.
 pub fn run(report: &mut Report) -> Result<()> {
     let is_long = report.volume == Volume::Long;
-    compare(report, is_long, None)?;
+    compare(report, is_long, false)?;
     if is_long {
-        compare(report, false, Some(ENTRIES))?;
+        compare(report, false, true)?;
     }
     Ok(())
 }
 
-/// Compares the counts in domains with those on Linux alone, on CPUs that have this habit. With a
-/// habit, the hypervisor is told so. `is_long` adds programs and a kind of domain.
-fn compare(report: &mut Report, is_long: bool, habit: Option<&str>) -> Result<()> {
-    let on = habit.map(|habit| format!(" with {habit}")).unwrap_or_default();
+/// Compares the counts in domains with those on Linux alone. `is_long` adds programs and a kind of
+/// domain. With `counts_entries` the CPUs count VMRUN in the guest, and the hypervisor knows it.
+fn compare(report: &mut Report, is_long: bool, counts_entries: bool) -> Result<()> {
+    let where_counted = if counts_entries { " where VMRUN is counted" } else { "" };
     let kinds = &KINDS[..if is_long { KINDS.len() } else { 2 }];
     let commands = if is_long { every_command() } else { COMMANDS.to_owned() };
     let dir = programs::files(&commands)?;
-    let domains = machine(&dir, is_long, habit)?;
+    let domains = machine(&dir, is_long, counts_entries)?;
     let mut alone = programs::machine("native", "", &dir)?;
     // The bare machine has as many CPUs as a domain: the C library asks the CPU for their number,
     // and programs ask the kernel.
@@ -83,7 +80,7 @@ fn compare(report: &mut Report, is_long: bool, habit: Option<&str>) -> Result<()
     let outcome = report.program_outcome(domains, "domains")?;
     let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
     let mut counts = counts(&printed, &truth)?;
-    if habit.is_some() {
+    if counts_entries {
         // Nobody knows how many cycles VMRUN takes in the guest, so they are not corrected.
         let (cycles, others) = counts.into_iter().partition(|count| count.event == CYCLES);
         counts = others;
@@ -91,12 +88,17 @@ fn compare(report: &mut Report, is_long: bool, habit: Option<&str>) -> Result<()
     }
     let loader = by_itself(LOADER, &counts);
     for (kind, deviations) in kinds.iter().zip(loader) {
-        report.note(format!("{kind}{on}: the loader's {EVENTS:?} deviate by {deviations:?}"));
+        report.note(format!(
+            "{kind}{where_counted}: the loader's {EVENTS:?} deviate by {deviations:?}"
+        ));
     }
-    report.test(&format!("in a PV domain nothing deviates, the loader neither{on}"), || {
-        ensure!(loader[0] == [0; 3], "{:?}", loader[0]);
-        Ok(())
-    });
+    report.test(
+        &format!("in a PV domain nothing deviates, the loader neither{where_counted}"),
+        || {
+            ensure!(loader[0] == [0; 3], "{:?}", loader[0]);
+            Ok(())
+        },
+    );
     let document = fs::read_to_string(sh::project().join(DOCUMENT))?;
     for command in commands.lines() {
         let name = programs::name(command);
@@ -105,7 +107,7 @@ fn compare(report: &mut Report, is_long: bool, habit: Option<&str>) -> Result<()
         for (kind, expected) in kinds.iter().zip(&expected) {
             let scenes = if asks { &SCENES[1..] } else { &SCENES };
             let row = row(command, truth[command][0], kind, scenes, &counts, expected)?;
-            report.test(&format!("{name} deviates by nothing in {kind}{on}"), || {
+            report.test(&format!("{name} deviates by nothing in {kind}{where_counted}"), || {
                 let is_there = document.lines().any(|line| line == row);
                 ensure!(is_there, "{DOCUMENT} does not say\n{row}");
                 Ok(())
@@ -115,13 +117,15 @@ fn compare(report: &mut Report, is_long: bool, habit: Option<&str>) -> Result<()
     Ok(())
 }
 
-/// Notes by how much the counts of cycles deviate in domains of each kind.
+/// Notes by how much the counts of cycles deviate in domains of each kind where VMRUN is counted.
 fn note_cycles(report: &mut Report, kinds: &[&str], cycles: &[Count]) {
     for kind in kinds {
         let deviations = cycles.iter().filter(|count| count.kind == *kind);
         let deviations = deviations.map(|count| count.deviation);
         if let Some((least, most)) = deviations.clone().min().zip(deviations.max()) {
-            report.note(format!("{kind} with {ENTRIES}: cycles deviate by {least} to {most}"));
+            report.note(format!(
+                "{kind} where VMRUN is counted: cycles deviate by {least} to {most}"
+            ));
         }
     }
 }
@@ -135,14 +139,13 @@ fn every_command() -> String {
 
 /// Describes a machine with a domain of each kind. Without the long tier it has no HVM domain, and
 /// nothing that only the other programs need.
-fn machine(dir: &Path, is_long: bool, habit: Option<&str>) -> Result<Spec> {
+fn machine(dir: &Path, is_long: bool, counts_entries: bool) -> Result<Spec> {
     let mut command = vec!["/work/domains", "control", "/work/commands"];
     command.extend(is_long.then_some("--hvm"));
-    let driver = if habit.is_some() { "all,entries=counted" } else { "all" };
+    let (driver, habits) =
+        if counts_entries { ("all,entries=counted", ",pmu-habits=vmrun") } else { ("all", "") };
     let mut spec = Spec::new("pv-amd", command)?.driver(driver)?;
-    if let Some(habit) = habit {
-        spec.topology.cpu.push_str(&format!(",pmu-habits={habit}"));
-    }
+    spec.topology.cpu.push_str(habits);
     spec.timeout = Duration::from_secs(600);
     spec.topology.memory_mib += 1024;
     spec.copy.push(dir.to_owned());
