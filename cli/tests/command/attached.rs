@@ -15,7 +15,7 @@ const CUT_SHOWN: &str = "12345678901234\u{fffd}";
 fn a_process_whose_name_is_no_utf_8_is_counted() {
     let busy = Process::busy(CUT);
     let printed =
-        run(&format!("stat --csv -e instructions:u -p {} -- {}", busy.pid(), busy.executed()));
+        run(&format!("stat --csv -e instructions:u -p {} -- {}", busy.pid(), busy.waiter()));
     assert_eq!(printed.status, 0, "{printed:?}");
     let count: u64 = printed.err.split(',').next().unwrap().parse().unwrap();
     assert!(count > 100_000_000, "{count} ns of 200 ms");
@@ -29,7 +29,7 @@ fn a_process_whose_name_is_no_utf_8_is_counted() {
 fn threads_and_cpus_are_counted_until_the_command_ends() {
     let busy = Process::busy(b"busy");
     for who in [format!("-t {}", busy.pid()), "-a".to_owned()] {
-        let printed = run(&format!("stat --csv -e instructions:u {who} -- {}", busy.executed()));
+        let printed = run(&format!("stat --csv -e instructions:u {who} -- {}", busy.waiter()));
         assert_eq!(printed.status, 0, "{printed:?}");
         let count: u64 = printed.err.split(',').next().unwrap().parse().unwrap();
         assert!(count > 100_000_000, "{who}: {count} ns of 200 ms");

@@ -62,9 +62,9 @@ fn kernel_and_user_mode_are_told_apart_of_what_runs_already() {
     let busy = Process::shell(format!("echo; while :; do {short}; done").as_bytes());
     let profile = file("kernel-attached.profile");
     let path = profile.display();
-    let executed = busy.executed();
+    let waiter = busy.waiter();
     for who in [format!("-p {}", busy.pid()), "-a".to_owned()] {
-        let line = format!("record -e instructions:k -c 1000003 -o {path} {who} -- {executed}");
+        let line = format!("record -e instructions:k -c 1000003 -o {path} {who} -- {waiter}");
         let recorded = run(&line);
         assert_eq!(recorded.status, 0, "{who}: {recorded:?}");
         let report = run(&format!("report -i {path}"));
@@ -72,7 +72,7 @@ fn kernel_and_user_mode_are_told_apart_of_what_runs_already() {
         assert!(kernel > 3 && user == 0, "{who}: {report:?}");
     }
     let line =
-        format!("record -e instructions:u -c 1000003 -o {path} -p {} -- {executed}", busy.pid());
+        format!("record -e instructions:u -c 1000003 -o {path} -p {} -- {waiter}", busy.pid());
     let only_user = run(&line);
     assert_eq!(only_user.status, 0, "{only_user:?}");
     let report = run(&format!("report -i {path}"));

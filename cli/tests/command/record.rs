@@ -66,12 +66,11 @@ fn functions_that_were_inlined_are_shown_below_their_callers() {
 fn what_runs_already_is_sampled_and_goes_on() {
     let busy = Process::busy(b"busy");
     let pid = busy.pid();
-    let executed = busy.executed();
+    let waiter = busy.waiter();
     for (n, who) in [format!("-p {pid}"), format!("-t {pid}"), "-a".to_owned()].iter().enumerate() {
         let profile = file(format!("attached-{n}"));
         let path = profile.display();
-        let record =
-            format!("record -g -e instructions:u -c 1000003 -o {path} {who} -- {executed}");
+        let record = format!("record -g -e instructions:u -c 1000003 -o {path} {who} -- {waiter}");
         let printed = run(&record);
         assert_eq!(printed.status, 0, "{who}: {printed:?}");
         let found = Recorded::read(&profile);

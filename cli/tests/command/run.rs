@@ -116,19 +116,19 @@ impl Process {
     /// more, however long that takes on a busy machine, and returns the program's path.
     ///
     /// The process's name may not have spaces.
-    pub fn executed(&self) -> String {
+    pub fn waiter(&self) -> String {
         let pid = self.pid();
         let program = file(format!("until-{pid}-has-executed"));
         // proc_pid_stat(5): times in user mode and in the kernel, then the children's. Unit: 10 ms.
         let script = format!(
             "#!/bin/sh\n\
-             look() {{\n\
+             read_ticks() {{\n\
              set -- $(cat /proc/{pid}/stat)\n\
              ticks=$((${{14}} + ${{15}} + ${{16}} + ${{17}}))\n\
              }}\n\
-             look\n\
+             read_ticks\n\
              end=$((ticks + 20))\n\
-             while [ $ticks -lt $end ]; do sleep 0.05; look; done\n"
+             while [ $ticks -lt $end ]; do sleep 0.05; read_ticks; done\n"
         );
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();

@@ -24,8 +24,8 @@ fn events_of_a_group_are_counted_at_the_same_time() {
     assert_eq!(names, ["instructions:u", "branches:u", "cycles:u"]);
     // All count the time, and those of a group begin and end together.
     assert!(found[0].0 > 1_000_000 && found[0].0 == found[1].0, "{found:?}");
-    let executed = busy.executed();
-    let meanwhile = ["-p", "-t"].map(|who| format!("{who} {} -- {executed}", busy.pid()));
+    let waiter = busy.waiter();
+    let meanwhile = ["-p", "-t"].map(|who| format!("{who} {} -- {waiter}", busy.pid()));
     for who in meanwhile {
         let printed = run(&format!("stat --csv -e {events} {who}"));
         let found = counts(&printed.err);

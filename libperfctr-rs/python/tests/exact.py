@@ -14,8 +14,9 @@ import threading
 import perfctr
 from perfctr import _library
 
-# So many runs that nothing disturbed are looked for, among at most so many.
+# A measurement is repeated until nothing has disturbed this many repetitions.
 RUNS = 50
+# After this many repetitions the test fails instead.
 ATTEMPTS = 40 * RUNS
 THREADS = 4
 EVENTS = "instructions:u,branches:u"
@@ -67,8 +68,9 @@ def more(how, shorter, longer):
     """Return by how much the counts of two loops differ, for each event.
 
     What the interpreter itself executes depends on where its objects are, on what has been executed
-    before and on other threads. So one function is counted in a random order with both numbers of
-    rounds, and what is returned is the difference between most of the counts.
+    before and on other threads. So one function is counted with both numbers of rounds, in a random
+    order, and each count of the longer loop is compared with each count of the shorter one. The
+    difference that most of these pairs have is returned.
     """
     loop = known_loop(shorter)
     order, measure = random.Random(1), how(loop)

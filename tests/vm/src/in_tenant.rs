@@ -72,18 +72,19 @@ impl<F> Tests<F> {
         let reply = tenant.receive()?;
         ensure!(reply == "ready", "the tenant says {reply}");
         let mut tally = Tally::default();
-        let hear_one = |tally: &mut Tally, tenant: &mut Tenant, test: &(&str, F)| -> Result<()> {
-            let name = format!("in {} {}", wanted.kind.described(), test.0);
-            tally.check(&name, equal(receive(tenant)?, Value::Null));
-            Ok(())
-        };
-        self.at_rest.iter().try_for_each(|test| hear_one(&mut tally, &mut tenant, test))?;
+        let receive_one =
+            |tally: &mut Tally, tenant: &mut Tenant, test: &(&str, F)| -> Result<()> {
+                let name = format!("in {} {}", wanted.kind.described(), test.0);
+                tally.check(&name, equal(receive(tenant)?, Value::Null));
+                Ok(())
+            };
+        self.at_rest.iter().try_for_each(|test| receive_one(&mut tally, &mut tenant, test))?;
         let (before, stop) = (xen.switches()?, &AtomicBool::new(false));
         thread::scope(|scope| {
             let Moves { pcpus, seed, .. } = moves;
             scope.spawn(move || disturb::domain(xen, domain, vcpus, pcpus, seed, stop));
             let heard =
-                self.moved.iter().try_for_each(|test| hear_one(&mut tally, &mut tenant, test));
+                self.moved.iter().try_for_each(|test| receive_one(&mut tally, &mut tenant, test));
             stop.store(true, Ordering::Relaxed);
             heard
         })?;
@@ -91,15 +92,15 @@ impl<F> Tests<F> {
         for test in self.saved {
             replace(xen, &mut tenant)?;
             tenant.send(&json!(ENOUGH))?;
-            hear_one(&mut tally, &mut tenant, test)?;
+            receive_one(&mut tally, &mut tenant, test)?;
         }
         tenant.destroy()?;
         Ok(tally.finish())
     }
 
-    /// Runs in the tenant: `run` makes each test, and the control domain is told its error. Those
-    /// of `saved` are made again and again, until the control domain has replaced the tenant often
-    /// enough.
+    /// Runs all tests in the tenant, each by `run`, and sends the control domain what
+    /// [`control`](Self::control) receives: the error of each test, or null. Those of `saved` are
+    /// repeated until the control domain has replaced the tenant often enough.
     pub fn run_in_tenant(&self, run: impl Fn(&F) -> Result<()>) {
         send(&json!("ready"));
         let report =

@@ -33,21 +33,21 @@ pub fn tenant(reloads: u32) -> Result<()> {
     // The overhead is found before there are other threads.
     region::overhead()?;
     for (name, outcome) in kernel::judge()? {
-        print_outcome(&name, outcome);
+        send_outcome(&name, outcome);
     }
     for (name, outcome) in [
         ("the module stays while a thread counts", reload::in_use()),
         ("the module comes and goes while threads count", reload::comes_and_goes(reloads, None)),
     ] {
-        print_outcome(name, outcome.map_err(|error| format!("{error:#}")));
+        send_outcome(name, outcome.map_err(|error| format!("{error:#}")));
     }
     for (name, outcome) in kernel::judge()? {
-        print_outcome(&format!("whose module was loaded anew {name}"), outcome);
+        send_outcome(&format!("whose module was loaded anew {name}"), outcome);
     }
     send(&json!("done"));
     Ok(())
 }
 
-fn print_outcome(name: &str, outcome: Result<(), String>) {
+fn send_outcome(name: &str, outcome: Result<(), String>) {
     send(&json!({ "name": name, "wrong": outcome.err() }));
 }

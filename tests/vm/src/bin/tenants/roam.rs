@@ -241,14 +241,14 @@ pub fn alone() -> Result<ExitCode> {
         Ok(())
     })?;
     check_exact(&mut tally, "a guest of KVM that is allowed again", &seen);
-    hears_nothing_without_the_module(&mut tally, kvm)?;
+    receives_nothing_without_the_module(&mut tally, kvm)?;
     Ok(tally.finish())
 }
 
 /// Checks that a guest without the module gets no interrupt. Its kernel would take an interrupt
 /// that says that it was restored for a sign of broken hardware.  The driver sends it none, whether
 /// it may count or not.
-fn hears_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+fn receives_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let before = received(Interrupt::Nmi)?;
     kvm.move_to_another(false, false)?;
     let heard = received(Interrupt::Nmi)?;
