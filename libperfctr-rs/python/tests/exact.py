@@ -26,8 +26,8 @@ def known_loop(rounds):
     """Return a function that executes 2 * rounds instructions and a few more, half branches.
 
     It takes no argument, so that the interpreter executes the same to call it for any rounds. For
-    the same reason it keeps the interpreter's lock: while a longer loop is executed, another thread
-    would take it more often.
+    the same reason the thread keeps the interpreter's lock while it executes the loop. Otherwise
+    another thread would take the lock more often during a longer loop.
     """
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     # mov $rounds, %edi; dec %rdi; jnz back to dec; ret

@@ -46,8 +46,8 @@ const LIB: &str = "lib/x86_64-linux-gnu";
 /// Debian's directory of Python's modules, below `/usr`.
 const PYTHON: &str = "lib/python3/dist-packages";
 
-/// The directory of the library that programs of Debian's PAPI use in place of Debian's own, below
-/// that of libraries.
+/// The directory of PAPI's libraries that count through perfctr's, below Debian's directory of
+/// libraries. Debian's own PAPI lies beside it.
 const PAPI: &str = "perfctr-papi";
 
 /// The package's file of the hypervisor. The boot menu lists files with such a name.
