@@ -736,6 +736,38 @@ static bool has_branch_records(void)
     return (ecx >> 15 & 1) && (rdmsr(CAPABILITIES) & 0x3f) == WITH_FLAGS;
 }
 
+/*
+ * Checks on CPU 0, where perf has no event, that an overflow's interrupt stops all counters if
+ * IA32_DEBUGCTL says so. Linux finds no reason for the interrupt, says so, and touches no counter.
+ */
+static void check_freezing(void)
+{
+    enum { DEBUGCTL = 0x1d9, FREEZE = 1 << 12, PMC2 = 0xc3, PMC3 = 0xc4, SELECT2 = 0x188,
+           SELECT3 = 0x189, CONTROL = 0x38f, CLEAR = 0x390, COUNT_ALL = 0x4300c0,
+           INTERRUPT = 1 << 20, BEFORE = 1 << 20 };
+
+    for (int freezes = 1; freezes >= 0; freezes--) {
+        wrmsr(CONTROL, 0);
+        wrmsr(DEBUGCTL, freezes ? FREEZE : 0);
+        expect("freezing msr", "bit", rdmsr(DEBUGCTL) & FREEZE, freezes ? FREEZE : 0);
+        wrmsr(PMC2, 0);
+        wrmsr(PMC3, -BEFORE);
+        wrmsr(SELECT2, COUNT_ALL);
+        wrmsr(SELECT3, COUNT_ALL | INTERRUPT);
+        wrmsr(CONTROL, 0xc);
+        body_loop(BEFORE);
+        expect("freezing msr", "counters enabled", rdmsr(CONTROL), freezes ? 0 : 0xc);
+        expect("freezing msr", "counts after its overflow", rdmsr(PMC3) != 0, !freezes);
+        expect("freezing msr", "another one counts, too", rdmsr(PMC2) != BEFORE, !freezes);
+        wrmsr(SELECT2, 0);
+        wrmsr(SELECT3, 0);
+        wrmsr(CLEAR, 0xc);
+    }
+    wrmsr(DEBUGCTL, 0);
+    wrmsr(CONTROL, 0xf);
+    printf("freezing msr: done\n");
+}
+
 /* Checks the registers of branch records on CPU 0, where perf has no event. */
 static void check_branch_msrs(void)
 {
@@ -946,6 +978,7 @@ static void check_guest(void)
         }
         check_msrs();
         if (has_branch_records()) {
+            check_freezing();
             check_branch_msrs();
             check_branch_records();
         }

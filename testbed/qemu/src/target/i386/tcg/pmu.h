@@ -84,10 +84,10 @@ void pmu_load(CPUX86State *env);
 void pmu_leave_for_guest(CPUX86State *env);
 void pmu_enter_guest(CPUX86State *env);
 /*
- * An interrupt or an exception was delivered to this privilege class; not INT n, which retires by
- * itself.
+ * An interrupt or an exception has interrupted this privilege class. It was not INT n, which
+ * retires by itself.
  */
-void pmu_interrupted(CPUX86State *env, int class);
+void pmu_interrupted(CPUX86State *env, int class, int vector);
 /*
  * Records that an interrupt or an exception, INT n among them, was delivered; `from` is EIP before
  * that. A debug exception ends recording instead.
@@ -135,7 +135,7 @@ static inline void pmu_load(CPUX86State *env)
 {
 }
 
-static inline void pmu_interrupted(CPUX86State *env, int class)
+static inline void pmu_interrupted(CPUX86State *env, int class, int vector)
 {
 }
 

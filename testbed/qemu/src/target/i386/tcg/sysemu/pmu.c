@@ -61,7 +61,8 @@
 
 #define DEBUGCTL         0x1d9
 #define DEBUGCTL_LBR     1
-#define DEBUGCTL_FREEZE  (1u << 11) /* the records, when a counter's overflow interrupts */
+#define DEBUGCTL_FREEZE_RECORDS  (1u << 11) /* when a counter interrupts, recording stops */
+#define DEBUGCTL_FREEZE_COUNTERS (1u << 12) /* and all counters stop */
 #define LBR_SELECT       0x1c8
 #define LBR_NOT_RING_0   1 /* no branches that end there */
 #define LBR_NOT_OTHERS   2
@@ -73,10 +74,13 @@
 #define LBR_MISPREDICTED (1ull << 63) /* in the address of the branch */
 #define LBR_WITH_FLAGS   3 /* IA32_PERF_CAPABILITIES: EIP, with that flag */
 #define VECTOR_DEBUG     1
+#define VECTOR_NMI       2
 
 /* What processors do and the manuals do not promise: the property pmu-habits. */
 #define HABIT_VMRUN      1u /* VMRUN retires in the mode that it enters */
 #define HABIT_INTERRUPTS 2u /* one instruction more for each interrupt and exception */
+#define HABIT_LATCHED    4u /* counters that overflow together interrupt by two NMIs */
+#define HABIT_FREEZE     8u /* the firmware has left DEBUGCTL_FREEZE_COUNTERS set */
 #define DELAY_MAX        1000000 /* instructions */
 #define OVERFLOWED       0 /* pmu_late of the interrupt of an overflow */
 #define SPURIOUS         1 /* of another one, for which there is no reason */
@@ -261,7 +265,8 @@ static bool is_counting(const PMUCounter *c)
     return c->event && (c->counts[0] || c->counts[1]);
 }
 
-static void deliver_interrupt(CPUX86State *env)
+/* Hands an interrupt to the local APIC. */
+static void send_interrupt(CPUX86State *env)
 {
     CPUState *cs = env_cpu(env);
     DeviceState *apic = env_archcpu(env)->apic_state;
@@ -269,11 +274,6 @@ static void deliver_interrupt(CPUX86State *env)
     uint32_t can_do_io = cs->can_do_io;
 
     env->pmu_tally.interrupts++;
-    env->pmu_tally.place = 0;
-    env->pmu_tally.place_pending = pmu_class(env->hflags) || (env->hflags & HF_GUEST_MASK);
-    if (env->pmu_debugctl & DEBUGCTL_FREEZE) {
-        env->pmu_debugctl &= ~DEBUGCTL_LBR;
-    }
     if (!apic) {
         return;
     }
@@ -289,6 +289,29 @@ static void deliver_interrupt(CPUX86State *env)
     }
 }
 
+static void deliver_interrupt(CPUX86State *env)
+{
+    env->pmu_tally.place = 0;
+    env->pmu_tally.place_pending = pmu_class(env->hflags) || (env->hflags & HF_GUEST_MASK);
+    if (env->pmu_debugctl & DEBUGCTL_FREEZE_RECORDS) {
+        env->pmu_debugctl &= ~DEBUGCTL_LBR;
+    }
+    if (env->pmu_debugctl & DEBUGCTL_FREEZE_COUNTERS) {
+        env->msr_global_ctrl = 0;
+    }
+    send_interrupt(env);
+}
+
+static void deliver_interrupt_of_overflows(CPUX86State *env)
+{
+    X86CPU *cpu = env_archcpu(env);
+
+    env->pmu_latches = (cpu->pmu_habits & HABIT_LATCHED) && env->pmu_overflows > 1;
+    env->pmu_overflows = 0;
+    deliver_interrupt(env);
+    env->pmu_late[SPURIOUS] = cpu->pmu_spurious;
+}
+
 /* Delivers interrupts for which so many instructions had to retire first. */
 static void deliver_late_interrupts(CPUX86State *env, int64_t retired)
 {
@@ -299,25 +322,34 @@ static void deliver_late_interrupts(CPUX86State *env, int64_t retired)
         if (!was_late || env->pmu_late[i]) {
             continue;
         }
-        deliver_interrupt(env);
         if (i == OVERFLOWED) {
-            env->pmu_late[SPURIOUS] = env_archcpu(env)->pmu_spurious;
-            return; /* it has not begun to wait before */
+            deliver_interrupt_of_overflows(env);
+            return; /* the spurious one begins to wait only now */
         }
+        deliver_interrupt(env);
     }
 }
 
-/* The interrupt of an overflow is due: it comes now, or late. */
-static void raise_interrupt_of_overflow(CPUX86State *env)
+/* Returns how late the next interrupt comes. */
+static uint32_t next_skid(CPUX86State *env)
 {
-    if (env_archcpu(env)->pmu_skid) {
-        if (!env->pmu_late[OVERFLOWED]) {
-            env->pmu_late[OVERFLOWED] = env_archcpu(env)->pmu_skid;
-        }
-        return;
+    X86CPU *cpu = env_archcpu(env);
+    uint32_t choices = cpu->pmu_skid_most - cpu->pmu_skid_least + 1;
+
+    /* This is a linear congruential generator, whose lower bits repeat too soon to be used. */
+    env->pmu_random = env->pmu_random * 6364136223846793005ull + 1442695040888963407ull;
+    return cpu->pmu_skid_least + (env->pmu_random >> 32) % choices;
+}
+
+/* The interrupt of so many overflows is due: it comes now, or late. */
+static void raise_interrupt_of_overflows(CPUX86State *env, int overflows)
+{
+    env->pmu_overflows += overflows;
+    if (!env_archcpu(env)->pmu_skid_most) {
+        deliver_interrupt_of_overflows(env);
+    } else if (!env->pmu_late[OVERFLOWED]) {
+        env->pmu_late[OVERFLOWED] = next_skid(env);
     }
-    deliver_interrupt(env);
-    env->pmu_late[SPURIOUS] = env_archcpu(env)->pmu_spurious;
 }
 
 /* The instructions that a meter still grants, or that a cost takes. */
@@ -330,7 +362,7 @@ static int64_t meter_budget(int64_t meter)
 static void fold(CPUX86State *env)
 {
     int64_t retired[2], branched[2], decided[2], computed[2]; /* by privilege class */
-    bool interrupt = false;
+    int overflows = 0;
 
     for (int class = 0; class < 2; class++) {
         int64_t meter = env->pmu_meter[class];
@@ -364,12 +396,12 @@ static void fold(CPUX86State *env)
             if (has_globals(env)) {
                 env->msr_global_status |= 1ull << c.status_bit;
             }
-            interrupt |= c.interrupts;
+            overflows += c.interrupts;
         }
     }
     deliver_late_interrupts(env, retired[0] + retired[1]);
-    if (interrupt) {
-        raise_interrupt_of_overflow(env);
+    if (overflows) {
+        raise_interrupt_of_overflows(env, overflows);
     }
 }
 
@@ -460,9 +492,13 @@ void pmu_enter_guest(CPUX86State *env)
     }
 }
 
-void pmu_interrupted(CPUX86State *env, int class)
+void pmu_interrupted(CPUX86State *env, int class, int vector)
 {
     env->pmu_tally.interrupted[class]++;
+    if (env->pmu_latches && vector == VECTOR_NMI && !(env->hflags & HF_GUEST_MASK)) {
+        env->pmu_latches = false;
+        send_interrupt(env); /* the CPU takes it when the handler returns by IRET */
+    }
     if ((env_archcpu(env)->pmu_habits & HABIT_INTERRUPTS) && (env->hflags & HF_PMU_MASK)) {
         env->pmu_meter[class] -= PMU_COST(1, 0, 0);
         pmu_sync(env);
@@ -557,24 +593,58 @@ static bool read_delay(const char *name, const char *text, uint32_t *delay, Erro
     return true;
 }
 
+/* One number, or the least and the greatest one with a hyphen between them. */
+static bool read_skid(X86CPU *cpu, const char *text, Error **errp)
+{
+    g_auto(GStrv) bounds = g_strsplit(text, "-", 2);
+    uint32_t *least = &cpu->pmu_skid_least, *most = &cpu->pmu_skid_most;
+
+    if (!read_delay("skid", bounds[0], least, errp)) {
+        return false;
+    }
+    *most = *least;
+    if (bounds[0] && bounds[1] && !read_delay("skid", bounds[1], most, errp)) {
+        return false;
+    }
+    if (*least > *most) {
+        error_setg(errp, "pmu-habits: skid's first number has to be the smaller one");
+        return false;
+    }
+    return true;
+}
+
+/* Switches a habit on that only some vendor's processors have. */
+static bool set_habit(X86CPU *cpu, uint32_t habit, const char *name, const char *vendor,
+                      bool is_vendors, Error **errp)
+{
+    if (!is_vendors) {
+        error_setg(errp, "pmu-habits: %s needs an %s processor with pmu", name, vendor);
+        return false;
+    }
+    cpu->pmu_habits |= habit;
+    return true;
+}
+
 static bool read_habit(X86CPU *cpu, const char *habit, Error **errp)
 {
+    CPUX86State *env = &cpu->env;
     const char *delay;
 
     if (!strcmp(habit, "vmrun")) {
-        if (!is_amd(&cpu->env)) {
-            error_setg(errp, "pmu-habits: vmrun needs an AMD processor with pmu");
-            return false;
-        }
-        cpu->pmu_habits |= HABIT_VMRUN;
+        return set_habit(cpu, HABIT_VMRUN, habit, "AMD", is_amd(env), errp);
+    } else if (!strcmp(habit, "latched")) {
+        return set_habit(cpu, HABIT_LATCHED, habit, "AMD", is_amd(env), errp);
+    } else if (!strcmp(habit, "freeze")) {
+        return set_habit(cpu, HABIT_FREEZE, habit, "Intel", is_intel(env), errp);
     } else if (!strcmp(habit, "interrupts")) {
         cpu->pmu_habits |= HABIT_INTERRUPTS;
     } else if (strstart(habit, "skid:", &delay)) {
-        return read_delay("skid", delay, &cpu->pmu_skid, errp);
+        return read_skid(cpu, delay, errp);
     } else if (strstart(habit, "spurious:", &delay)) {
         return read_delay("spurious", delay, &cpu->pmu_spurious, errp);
     } else {
-        error_setg(errp, "pmu-habits: there is no habit '%s'", habit);
+        error_setg(errp, "pmu-habits: there is no habit '%s', only vmrun, interrupts, latched, "
+                   "freeze, skid:N, skid:A-B, spurious:N", habit);
         return false;
     }
     return true;
@@ -622,6 +692,12 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
     return read_habits(cpu, errp);
 }
 
+/* Whether there are IA32_PERF_CAPABILITIES and IA32_DEBUGCTL. */
+static bool has_capabilities(X86CPU *cpu)
+{
+    return cpu->has_pmu_lbr || (cpu->pmu_habits & HABIT_FREEZE);
+}
+
 void pmu_reset(X86CPU *cpu)
 {
     CPUX86State *env = &cpu->env;
@@ -630,6 +706,8 @@ void pmu_reset(X86CPU *cpu)
         env->msr_global_ctrl = (1ull << general_counters(env)) - 1;
     }
     env->pmu_capabilities = cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0;
+    env->pmu_debugctl = cpu->pmu_habits & HABIT_FREEZE ? DEBUGCTL_FREEZE_COUNTERS : 0;
+    env->pmu_random = CPU(cpu)->cpu_index; /* the same in each run, and different CPUs' differ */
     pmu_load(env);
 }
 
@@ -657,7 +735,7 @@ void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint
 
 uint32_t pmu_cpuid_pdcm(X86CPU *cpu)
 {
-    return cpu->has_pmu_lbr ? CPUID_EXT_PDCM : 0;
+    return has_capabilities(cpu) ? CPUID_EXT_PDCM : 0;
 }
 
 /* The same for AMD as below. */
@@ -695,12 +773,6 @@ static uint64_t *find_amd_msr(CPUX86State *env, uint32_t msr, uint64_t *writable
 static uint64_t *find_lbr_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
 {
     switch (msr) {
-    case MSR_IA32_PERF_CAPABILITIES:
-        *writable = 0;
-        return &env->pmu_capabilities;
-    case DEBUGCTL:
-        *writable = UINT64_MAX;
-        return &env->pmu_debugctl;
     case LBR_SELECT:
         *writable = LBR_SELECTABLE;
         return &env->pmu_lbr_select;
@@ -744,6 +816,12 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
         case MSR_CORE_PERF_GLOBAL_OVF_CTRL:
             *writable = GLOBAL_CLEARABLE;
             return &env->msr_global_ovf_ctrl;
+        case MSR_IA32_PERF_CAPABILITIES:
+            *writable = 0;
+            return has_capabilities(env_archcpu(env)) ? &env->pmu_capabilities : NULL;
+        case DEBUGCTL:
+            *writable = UINT64_MAX;
+            return has_capabilities(env_archcpu(env)) ? &env->pmu_debugctl : NULL;
         }
         if (env_archcpu(env)->has_pmu_lbr) {
             return find_lbr_msr(env, msr, writable);
@@ -786,7 +864,9 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     } else if (reg >= env->msr_gp_counters && reg < env->msr_gp_counters + MAX_GENERAL) {
         *reg = (is_intel(env) ? sextract64(val, 0, 32) : val) & width_mask(env);
     } else if (reg == &env->pmu_debugctl) {
-        *reg = val & (DEBUGCTL_LBR | DEBUGCTL_FREEZE); /* QEMU has none of the others */
+        /* QEMU has none of the others. */
+        *reg = val & (DEBUGCTL_FREEZE_COUNTERS |
+                      (env_archcpu(env)->has_pmu_lbr ? DEBUGCTL_LBR | DEBUGCTL_FREEZE_RECORDS : 0));
     } else {
         *reg = val;
     }
