@@ -2,6 +2,8 @@
 //! Tests habits of processors that their manuals do not promise: the PMU model has each of them as
 //! it is documented, and guests that count on such a processor get what `docs/habits.md` says.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,6 +13,7 @@ use crate::artefacts::{guest, kernel, qemu, rootfs};
 use crate::machine::{self, Outcome, Spec};
 use crate::suites::pmu::{self, AMD};
 use crate::suites::report::{Report, Volume, all, line};
+use crate::tools::sh;
 
 /// How often a guest counts the program whose counts are known.
 const RUNS: usize = 10;
@@ -40,35 +43,80 @@ pub fn run(report: &mut Report) -> Result<()> {
     entries(report)
 }
 
-/// Checks that the emulator refuses what is not a habit, and says why.
+/// Checks that the emulator refuses what is not a habit, and says why, and that the page about
+/// habits has those that the emulator names.
 fn unknown(report: &mut Report) -> Result<()> {
     let emulator = qemu::qemu()?;
+    let refusal = |cpu: &str, habits: &str| -> Result<String> {
+        let mut command = Command::new("timeout");
+        command.arg("20").arg(&emulator).args(["-machine", "pc,accel=tcg", "-S"]);
+        command.args(["-nodefaults", "-display", "none"]);
+        let refused = command.args(["-cpu", &format!("{cpu},pmu=on,pmu-habits={habits}")]);
+        Ok(String::from_utf8_lossy(&refused.output()?.stderr).into_owned())
+    };
     for (cpu, habits, reason) in [
         ("Nehalem", "skid:64+absent", "there is no habit 'absent'"),
         ("Nehalem", "interrupts+vmrun", "vmrun needs an AMD processor with pmu"),
+        ("EPYC", "latched+freeze", "freeze needs an Intel processor with pmu"),
+        ("Nehalem", "freeze+latched", "latched needs an AMD processor with pmu"),
         ("EPYC", "skid:0", "skid has to be from 1 to 1000000"),
+        ("EPYC", "skid:1-1000001", "skid has to be from 1 to 1000000"),
+        ("EPYC", "skid:1-", "skid has to be from 1 to 1000000"),
+        ("EPYC", "skid:65-64", "skid's first number has to be the smaller one"),
         ("EPYC", "vmrun+spurious:1000001", "spurious has to be from 1 to 1000000"),
     ] {
         report.test(&format!("the emulator refuses {habits} for {cpu}"), || {
-            let mut command = Command::new("timeout");
-            command.arg("20").arg(&emulator).args(["-machine", "pc,accel=tcg", "-S"]);
-            command.args(["-nodefaults", "-display", "none"]);
-            let outcome = command.args(["-cpu", &format!("{cpu},pmu=on,pmu-habits={habits}")]);
-            let printed = String::from_utf8_lossy(&outcome.output()?.stderr).into_owned();
+            let printed = refusal(cpu, habits)?;
             ensure!(printed.contains(reason), "{printed}");
             Ok(())
         });
     }
+    report.test("both tables of the page about habits have each habit of the model", || {
+        let printed = refusal("EPYC", "absent")?;
+        let (_, names) = printed.trim_end().split_once(", only ").context(printed.clone())?;
+        let names: Vec<&str> = names.split(", ").collect();
+        let page = fs::read_to_string(sh::project().join("docs/habits.md"))?;
+        let tables = tables(&page);
+        ensure!(tables.len() == 2, "{} tables", tables.len());
+        for table in tables {
+            let listed: Vec<&str> = table.iter().flat_map(|row| in_code(row[0])).collect();
+            ensure!(listed == names, "{listed:?}, and the model has {names:?}");
+            ensure!(table.iter().flatten().all(|cell| !cell.is_empty()), "{table:?}");
+        }
+        Ok(())
+    });
     Ok(())
 }
 
-/// Checks the model in and around an SVM guest: with the habit of VMRUN alone, and then with all
-/// others.
+/// Returns the cells of each table of a page, without its header.
+fn tables(page: &str) -> Vec<Vec<Vec<&str>>> {
+    let mut tables = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("|---") {
+            let rows = lines.by_ref().take_while(|row| row.starts_with('|'));
+            tables.push(rows.map(cells).collect());
+        }
+    }
+    tables
+}
+
+fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split('|').map(str::trim).collect()
+}
+
+/// Returns what a text has between grave accents.
+fn in_code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Checks the model in and around an SVM guest: with the habits of AMD's alone, and then with those
+/// that other processors have, too.
 fn svm(report: &mut Report) -> Result<()> {
     let mut hosts = Vec::new();
     for (habits, parameters) in [
-        ("vmrun", "vmrun=1"),
-        ("interrupts+skid:64+spurious:100", "interrupts=1 skid=64 spurious=100"),
+        ("vmrun+latched", "vmrun=1 latched=1"),
+        ("interrupts+skid:1-64+spurious:100", "interrupts=1 skid=1 skid_most=64 spurious=100"),
     ] {
         let script = format!(
             "insmod /work/svm-check.ko {parameters} &&
@@ -105,10 +153,11 @@ fn interrupts(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks a PV guest where interrupts retire, come late, and come without a reason.
+/// Checks a PV guest where interrupts retire, come late by different numbers, and come without a
+/// reason.
 fn late(report: &mut Report) -> Result<()> {
     let then = format!("{SAMPLE}; {SELFTEST}");
-    let spec = counting("pv", "on", "interrupts+skid:64+spurious:1000", &then)?;
+    let spec = counting("pv", "on", "interrupts+skid:1-64+spurious:1000", &then)?;
     let outcome = machine::run(&spec)?;
     let counts = counts(&outcome)?;
     report.test("a PV guest's branches are exact", || {
@@ -116,7 +165,18 @@ fn late(report: &mut Report) -> Result<()> {
         Ok(())
     });
     every_sample(report, "PV", &outcome);
-    finds(report, "PV guest", &outcome, &["interrupts", "skid", "spurious"], &[]);
+    let found = ["interrupts", "skid", "spurious"];
+    finds(report, "PV guest", &outcome, &found, &[]);
+    report.test("a PV guest's samples are late by different numbers", || {
+        let late = Selftest::printed_by(&outcome)?.late()?;
+        let numbers: BTreeMap<u64, usize> = late.iter().fold(BTreeMap::new(), |mut all, n| {
+            *all.entry(*n).or_default() += 1;
+            all
+        });
+        let most = numbers.values().max().copied().unwrap_or(0);
+        ensure!(late.iter().all(|n| *n > 0) && 2 * most < late.len(), "{numbers:?}");
+        Ok(())
+    });
     let surplus = counts.iter().map(|count| count.instructions as i64 - INSTRUCTIONS as i64);
     uncorrected(report, "interrupts", "PV", surplus)
 }
@@ -207,6 +267,43 @@ fn counting(topology: &str, driver: &str, habits: &str, then: &str) -> Result<Sp
 #[derive(Deserialize)]
 struct Selftest {
     habits: Vec<Habit>,
+    measured: Measured,
+}
+
+#[derive(Deserialize)]
+struct Measured {
+    samples: Samples,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Samples {
+    Measured { period: u64, taken: Vec<Taken> },
+    NotMeasured(String),
+}
+
+#[derive(Deserialize)]
+struct Taken {
+    count: u64,
+}
+
+impl Selftest {
+    fn printed_by(outcome: &Outcome) -> Result<Self> {
+        let printed = String::from_utf8_lossy(&outcome.stdout);
+        let lines: Vec<&str> = printed.lines().skip_while(|line| *line != "{").collect();
+        let end = lines.iter().position(|line| *line == "}").with_context(|| all(outcome))?;
+        Ok(serde_json::from_str(&lines[..=end].join("\n"))?)
+    }
+
+    /// Returns how many instructions after the end of its period each sample was taken.
+    fn late(&self) -> Result<Vec<u64>> {
+        match &self.measured.samples {
+            Samples::Measured { period, taken } => {
+                Ok(taken.iter().map(|sample| sample.count % period).collect())
+            }
+            Samples::NotMeasured(why) => bail!("{why}"),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -225,10 +322,7 @@ impl Habit {
 /// Checks that the self-test has found exactly these habits, and could not look for others.
 fn finds(report: &mut Report, kind: &str, outcome: &Outcome, habits: &[&str], unknown: &[&str]) {
     report.test(&format!("the self-test finds exactly the habits of a {kind}"), || {
-        let printed = String::from_utf8_lossy(&outcome.stdout);
-        let lines: Vec<&str> = printed.lines().skip_while(|line| *line != "{").collect();
-        let end = lines.iter().position(|line| *line == "}").with_context(|| all(outcome))?;
-        let found: Selftest = serde_json::from_str(&lines[..=end].join("\n"))?;
+        let found = Selftest::printed_by(outcome)?;
         let named = |is: Option<bool>| -> Vec<&str> {
             let habits = found.habits.iter().filter(|habit| habit.found == is);
             habits.map(|habit| &*habit.name).collect()
