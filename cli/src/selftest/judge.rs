@@ -272,7 +272,7 @@ fn late(judged: &Judged, itself: i64) -> String {
     let Judged { late: Spread { least, most }, late_median, number, .. } = judged;
     let itself = if itself > 0 { "; the interrupt itself may be some of these" } else { "" };
     format!(
-        "{number} samples come {least} to {most} instructions late, half of them \
+        "{number} samples come {least} to {most} instructions late, half of them at most \
          {late_median}{itself}"
     )
 }
