@@ -59,18 +59,18 @@ pub struct Accounts {
     pub event: Event,
     accounts: HostAccounts,
     read: Instant,
-    names: Named,
+    names: LatestNames,
     find_names: fn() -> Names,
 }
 
 /// The names of the domains that there were at the last look.
 #[derive(Debug, Default)]
-struct Named {
+struct LatestNames {
     names: Names,
     domains: BTreeSet<u32>,
 }
 
-impl Named {
+impl LatestNames {
     /// Returns the names of the domains that have accounts.  They are found anew if others are
     /// there than before.
     fn of(&mut self, accounts: &[HostAccount], find: impl FnOnce() -> Names) -> &Names {
@@ -89,7 +89,8 @@ impl Accounts {
         ensure!(events.len() == 1, "{} events found: a host accounts one", events.len());
         let event = events[0];
         let accounts = Host::open()?.accounts(event)?;
-        Ok(Self { event, accounts, read: Instant::now(), names: Named::default(), find_names })
+        let (read, names) = (Instant::now(), LatestNames::default());
+        Ok(Self { event, accounts, read, names, find_names })
     }
 
     /// Returns all virtual CPUs that there are.
@@ -224,7 +225,7 @@ domain  vCPU               executed      by the hypervisor                    su
     #[test]
     fn a_domain_that_comes_in_place_of_another_one_has_its_name() {
         let name = |domain: u32, name: &str| Names::from([(domain, name.to_owned())]);
-        let mut named = Named::default();
+        let mut named = LatestNames::default();
         let before = [account(5, 0, true), account(5, 1, true)];
         assert_eq!(named.of(&before, || name(5, "web")), &name(5, "web"));
         let same = named.of(&before, || panic!("the same domains are there"));
