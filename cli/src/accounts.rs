@@ -59,9 +59,28 @@ pub struct Accounts {
     pub event: Event,
     accounts: HostAccounts,
     read: Instant,
-    names: Names,
-    named: BTreeSet<u32>,
+    names: LatestNames,
     find_names: fn() -> Names,
+}
+
+/// The names of the domains that there were at the last look.
+#[derive(Debug, Default)]
+struct LatestNames {
+    names: Names,
+    domains: BTreeSet<u32>,
+}
+
+impl LatestNames {
+    /// Returns the names of the domains that have accounts.  They are found anew if others are
+    /// there than before.
+    fn of(&mut self, accounts: &[HostAccount], find: impl FnOnce() -> Names) -> &Names {
+        let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();
+        if domains != self.domains {
+            self.names = find();
+            self.domains = domains;
+        }
+        &self.names
+    }
 }
 
 impl Accounts {
@@ -70,8 +89,8 @@ impl Accounts {
         ensure!(events.len() == 1, "{} events found: a host accounts one", events.len());
         let event = events[0];
         let accounts = Host::open()?.accounts(event)?;
-        let (names, named) = (Names::new(), BTreeSet::new());
-        Ok(Self { event, accounts, read: Instant::now(), names, named, find_names })
+        let (read, names) = (Instant::now(), LatestNames::default());
+        Ok(Self { event, accounts, read, names, find_names })
     }
 
     /// Returns all virtual CPUs that there are.
@@ -81,12 +100,8 @@ impl Accounts {
     /// [`Error::NotAccounted`]: the accounting has ended.
     pub fn rows(&mut self) -> Result<Vec<Row>, Error> {
         let accounts = self.read()?;
-        let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();
-        if domains != self.named {
-            self.names = (self.find_names)();
-            self.named = domains;
-        }
-        Ok(accounts.iter().map(|account| Row::new(account, &self.names)).collect())
+        let names = self.names.of(&accounts, self.find_names);
+        Ok(accounts.iter().map(|account| Row::new(account, names)).collect())
     }
 
     /// Keeps the accounting from ending by itself. This is called often.
@@ -205,6 +220,18 @@ domain  vCPU               executed      by the hypervisor                    su
         assert_eq!((&vcpus[0]["domain"], &vcpus[0]["executed"]), (&0.into(), &1_234_567.into()));
         assert_eq!((&vcpus[1]["hypervisor"], &vcpus[1]["sum"]), (&().into(), &1_235_457.into()));
         assert_eq!((&vcpus[2]["domain"], &vcpus[2]["name"]), (&().into(), &"idle".into()));
+    }
+
+    #[test]
+    fn a_domain_that_comes_in_place_of_another_one_has_its_name() {
+        let name = |domain: u32, name: &str| Names::from([(domain, name.to_owned())]);
+        let mut named = LatestNames::default();
+        let before = [account(5, 0, true), account(5, 1, true)];
+        assert_eq!(named.of(&before, || name(5, "web")), &name(5, "web"));
+        let same = named.of(&before, || panic!("the same domains are there"));
+        assert_eq!(same, &name(5, "web"));
+        let after = [account(6, 0, true)];
+        assert_eq!(named.of(&after, || name(6, "web")), &name(6, "web"), "it was rebooted");
     }
 
     #[test]

@@ -277,3 +277,124 @@ pub trait LocalVcpu {
         self.become_subject(own, suspend)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::shown::SUBJECT_OPEN;
+    use crate::testing::{FakeKernel, Machine};
+
+    const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
+    const BOB: Observer = Observer { container: 0x100, uid: 1002, number: 8, sees_kernel: false };
+
+    /// A vCPU of the machine, on which a program of this user executes.
+    struct Local<'a> {
+        machine: &'a Machine,
+        uid: u32,
+        /// For each choice of a page, for whom the one before was still registered.
+        chosen: Vec<Option<u32>>,
+    }
+
+    impl<'a> Local<'a> {
+        fn new(machine: &'a Machine, uid: u32) -> Self {
+            machine.on(0, |cpu| cpu.unregister()).unwrap();
+            Self { machine, uid, chosen: Vec::new() }
+        }
+
+        /// Returns for whom a page is registered.
+        fn registered(&self) -> Option<u32> {
+            let vcpu = |vcpu: &Vcpu| vcpu.is_registered().then_some(vcpu.shown().number);
+            self.machine.on(0, |cpu| vcpu(cpu.vcpu))
+        }
+    }
+
+    impl<'a> LocalVcpu for Local<'a> {
+        type Kernel = FakeKernel<'a>;
+        type User = Observer;
+
+        fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'a>>) -> R) -> R {
+            self.machine.on(0, run)
+        }
+
+        fn with_state<R>(&mut self, run: impl FnOnce(&mut Vcpu) -> R) -> R {
+            self.machine.on(0, |cpu| run(cpu.vcpu))
+        }
+
+        fn executing(&self) -> Subject {
+            Subject { container: 0x100, uid: self.uid, kind: SUBJECT_OPEN }
+        }
+
+        fn observer_of(user: Observer) -> Observer {
+            user
+        }
+
+        fn choose_page_of(&mut self, _: Observer) {
+            self.chosen.push(self.registered());
+        }
+
+        fn choose_perfs_page(&mut self) {
+            self.chosen.push(self.registered());
+        }
+
+        fn new_number_of_perf(&mut self) -> u32 {
+            1 << 31
+        }
+
+        fn note_number_of_perf(&mut self, _: u32) {}
+
+        fn stop_cpu_wide(&mut self) {
+            self.with_cpu(|cpu| cpu.close_gate(false));
+        }
+    }
+
+    #[test]
+    fn another_page_is_chosen_only_after_the_one_before_was_unregistered() {
+        let machine = Machine::new();
+        let mut local = Local::new(&machine, ALICE.uid);
+        for user in [ALICE, BOB, ALICE] {
+            local.show_page_of(user).unwrap();
+            assert_eq!(local.registered(), Some(user.number));
+        }
+        local.show_perfs(&Subject::default()).unwrap();
+        local.hide().unwrap();
+        assert_eq!(local.chosen, [None; 5], "what was counted is read from the page before");
+    }
+
+    #[test]
+    fn the_page_of_cpu_wide_counting_goes_with_it_unless_its_user_executes() {
+        for (uid, registered) in [(ALICE.uid, None), (BOB.uid, Some(BOB.number))] {
+            let machine = Machine::new();
+            let mut local = Local::new(&machine, uid);
+            local.show_page_of(BOB).unwrap();
+            local.with_cpu(|cpu| cpu.close_gate(true));
+            let mut suspended = false;
+            local.end_cpu_wide(None, |_| suspended = true).unwrap();
+            assert_eq!(local.registered(), registered, "{uid}");
+            assert_eq!(suspended, registered.is_none(), "{uid}");
+        }
+    }
+
+    #[test]
+    fn a_thread_is_suspended_before_its_page_gives_way_to_cpu_wide_counting() {
+        let machine = Machine::new();
+        let mut local = Local::new(&machine, ALICE.uid);
+        local.show_page_of(ALICE).unwrap();
+        let mut steps = Vec::new();
+        let started = local.start_cpu_wide(
+            BOB,
+            &mut steps,
+            |local, steps| steps.push(("suspend", local.registered())),
+            |local, steps| {
+                steps.push(("start", local.registered()));
+                Ok(())
+            },
+        );
+        started.unwrap();
+        let expected = [("suspend", Some(ALICE.number)), ("start", Some(BOB.number))];
+        assert_eq!(steps, expected);
+    }
+}

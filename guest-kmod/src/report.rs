@@ -56,3 +56,71 @@ pub trait Reporter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec;
+    use std::vec::Vec;
+
+    use shared_abi::ring::RingRequest;
+    use shared_abi::sync::Ordering::Relaxed;
+
+    use super::*;
+
+    /// A thread with a ring.
+    struct Recorded {
+        pmu: ThreadPmu,
+        page: ThreadPage,
+        ring: Ring,
+        /// For each record that was written its counter, and how many could be taken before.
+        written: Vec<(u32, u64)>,
+        /// How many could be taken when somebody was woken.
+        woken: Vec<u64>,
+    }
+
+    impl Recorded {
+        fn new(watermark: u32) -> Self {
+            let (page, ring) = (ThreadPage::default(), Ring::default());
+            ring.begin(&RingRequest { pages: 1, watermark, ..RingRequest::default() }).unwrap();
+            let pmu = ThreadPmu::new(&page, 1);
+            Self { pmu, page, ring, written: Vec::new(), woken: Vec::new() }
+        }
+
+        fn can_be_taken(&self) -> u64 {
+            self.page.ring_written.load(Relaxed)
+        }
+    }
+
+    impl Reporter for Recorded {
+        fn with_ring<R>(&mut self, run: impl FnOnce(&ThreadPmu, &ThreadPage, &Ring) -> R) -> R {
+            run(&self.pmu, &self.page, &self.ring)
+        }
+
+        fn send(&mut self, signal: Signal) -> bool {
+            panic!("{signal:?} in place of records");
+        }
+
+        fn signal_lost(&mut self) {}
+
+        fn write(&mut self, place: &RingPlace) {
+            self.written.push((place.counter, self.can_be_taken()));
+        }
+
+        fn wake(&mut self) {
+            self.woken.push(self.can_be_taken());
+        }
+    }
+
+    #[test]
+    fn a_record_can_be_taken_only_after_it_was_written() {
+        let mut thread = Recorded::new(3);
+        thread.report(Signal { number: 0, counters: 0b101 });
+        assert_eq!(thread.written, [(0, 0), (2, 1)]);
+        assert_eq!((thread.can_be_taken(), &thread.woken), (2, &vec![]));
+        thread.report(Signal { number: 0, counters: 0b1000 });
+        assert_eq!(thread.written[2..], [(3, 2)]);
+        assert_eq!((thread.can_be_taken(), &thread.woken), (3, &vec![3]), "at the watermark");
+    }
+}

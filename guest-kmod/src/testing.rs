@@ -205,10 +205,10 @@ impl Machine {
         FakeKernel { machine: self, vcpu }
     }
 
-    pub(crate) fn on<R>(
-        &self,
+    pub(crate) fn on<'a, R>(
+        &'a self,
         vcpu: usize,
-        run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'_>>) -> R,
+        run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'a>>) -> R,
     ) -> R {
         let fake = &self.vcpus[vcpu];
         run(&mut ThisVcpu {

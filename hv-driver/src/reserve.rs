@@ -325,6 +325,9 @@ mod tests {
         kernel.holder = Holder::Nobody;
         reservation.settle(true, 7 + PATIENCE_NS, &mut kernel);
         assert_eq!((reservation.state(), kernel.counts()), (Ok(()), true));
+        reservation.settle(false, 8 + PATIENCE_NS, &mut kernel);
+        assert_eq!(reservation.state(), Err(Errno::PERM), "that perf had them is over");
+        assert!(reservation.may_try(8 + PATIENCE_NS), "and a guest does not wait for it");
     }
 
     #[test]

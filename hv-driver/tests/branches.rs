@@ -42,10 +42,13 @@ const XEN: u64 = 0xffff_82d0_4020_0000;
 const FIRMWARES: u64 = 1 << 14;
 const PERIOD: u64 = 1_000;
 
-/// The registers of one physical CPU, and the counter 0.
+/// The first counter's register.
+const COUNTER: u32 = 0xc1;
+
+/// The registers of one physical CPU, and its first two counters.
 struct Hardware {
     registers: RefCell<BTreeMap<u32, u64>>,
-    counter: Cell<u64>,
+    counters: [Cell<u64>; 2],
     /// The register that faults.
     missing: Option<u32>,
     /// Accesses to the registers of records since the test has set this to 0.
@@ -56,7 +59,7 @@ impl Hardware {
     fn new() -> Self {
         Self {
             registers: RefCell::new([(DEBUGCTL, FIRMWARES | 1)].into()),
-            counter: Cell::new(0),
+            counters: [Cell::new(0), Cell::new(0)],
             missing: None,
             accesses: Cell::new(0),
         }
@@ -104,7 +107,7 @@ impl Hardware {
 
 impl Counters for Hardware {
     fn counter(&self, index: u32) -> u64 {
-        if index == 0 { self.counter.get() } else { 0 }
+        self.counters.get(index as usize).map_or(0, Cell::get)
     }
     fn clock(&self) -> u64 {
         0
@@ -118,8 +121,9 @@ impl Pmu for Hardware {
     }
     fn write_register(&self, register: u32, value: u64) {
         self.note(register);
-        if register == 0xc1 {
-            self.counter.set(value as i32 as u64 & ((1 << 48) - 1));
+        let counter = register.checked_sub(COUNTER).and_then(|n| self.counters.get(n as usize));
+        if let Some(counter) = counter {
+            counter.set(value as i32 as u64 & ((1 << 48) - 1));
         }
         self.registers.borrow_mut().insert(register, value);
     }
@@ -180,6 +184,12 @@ impl Host {
     }
 }
 
+/// Returns a counter that samples.
+fn counter(slot: u32, evntsel: u64) -> CounterConfig {
+    let (mode, period) = (MODE_SAMPLING, PERIOD);
+    CounterConfig { slot, evntsel, mode, period, ..CounterConfig::default() }
+}
+
 impl Guests {
     fn load(&mut self, host: &mut Host) {
         self.load_modes(host, EVNTSEL_USR | EVNTSEL_OS);
@@ -188,13 +198,11 @@ impl Guests {
     /// Loads a counter that samples these modes.
     fn load_modes(&mut self, host: &mut Host, modes: u64) {
         let evntsel = 0xc0 | modes | EVNTSEL_EN;
-        let counter = CounterConfig {
-            evntsel,
-            mode: MODE_SAMPLING,
-            period: PERIOD,
-            ..CounterConfig::default()
-        };
-        let config = Config::new(&host.driver.caps, &[counter]).unwrap();
+        self.load_counters(host, &[counter(0, evntsel)]);
+    }
+
+    fn load_counters(&mut self, host: &mut Host, counters: &[CounterConfig]) {
+        let config = Config::new(&host.driver.caps, counters).unwrap();
         self.vcpu.load(&mut host.cpu(), &self.page, &config);
     }
 
@@ -214,16 +222,24 @@ impl Guests {
         self.vcpu.switch_to(&mut host.cpu(), &self.page, User, allowed);
     }
 
-    /// Has the counter overflow and interrupt.
+    /// Has the first counter overflow and interrupt.
     fn overflows(&mut self, host: &mut Host) {
-        host.hardware.counter.set(7);
+        self.overflows_at(host, 0);
+    }
+
+    fn overflows_at(&mut self, host: &mut Host, counter: usize) {
+        host.hardware.counters[counter].set(7);
         assert!(self.vcpu.interrupt(&mut host.cpu(), &self.page));
         self.vcpu.overflowed_at(&HvPlace::default());
     }
 
     /// Returns what the guest is given: source, target and flags of each branch.
     fn asks(&mut self) -> Vec<(u64, u64, u64)> {
-        let answer = self.vcpu.take_branches(PhysSlot::FIRST);
+        self.asks_for(PhysSlot::FIRST)
+    }
+
+    fn asks_for(&mut self, slot: PhysSlot) -> Vec<(u64, u64, u64)> {
+        let answer = self.vcpu.take_branches(slot);
         let (given, others) = answer.branch.split_at(answer.count as usize);
         assert!(others.iter().all(|branch| (branch.from, branch.to) == (0, 0)), "nothing else");
         given.iter().map(|branch| (branch.from, branch.to, branch.flags)).collect()
@@ -375,7 +391,7 @@ fn an_overflow_that_a_switch_finds_has_its_branches() {
     let mut guest = host.guest(1);
     guest.record(host, ALL);
     host.hardware.loops(PROGRAM, 4);
-    host.hardware.counter.set(9);
+    host.hardware.counters[0].set(9);
     assert!(guest.switch_from(host));
     guest.vcpu.overflowed_at(&HvPlace::default());
     host.hardware.loops(PROGRAM + 0x9000, 9);
@@ -401,6 +417,22 @@ fn a_counter_that_is_loaded_anew_has_no_branches_yet() {
     guest.load(host);
     guest.overflows(host);
     assert_eq!(guest.asks(), []);
+}
+
+#[test]
+fn branches_are_given_for_the_overflow_at_which_they_were_read_and_for_no_older_one() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    let modes = EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+    guest.load_counters(host, &[counter(0, 0xc0 | modes), counter(1, 0xc4 | modes)]);
+    guest.record(host, ALL);
+    host.hardware.loops(PROGRAM, 2);
+    guest.overflows_at(host, 0);
+    host.hardware.loops(PROGRAM + 0x1000, 3);
+    guest.overflows_at(host, 1);
+    let expected = [looped(PROGRAM + 0x1000, 3, 3), looped(PROGRAM, 2, 2)].concat();
+    assert_eq!(guest.asks_for(PhysSlot::general(1).unwrap()), expected);
+    assert_eq!(guest.asks(), [], "those before its own overflow are lost");
 }
 
 #[test]
@@ -506,6 +538,20 @@ fn a_cpu_that_goes_down_records_nothing_and_keeps_what_the_firmware_has_set() {
     guest.record(host, ALL);
     host.cpu().go_down();
     assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES);
+}
+
+#[test]
+fn a_cpu_that_comes_up_without_having_gone_down_records_for_the_next_guest() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.hardware.registers.borrow_mut().insert(DEBUGCTL, FIRMWARES);
+    let boot = host.driver.boot;
+    host.cpu().come_up(&boot).unwrap();
+    let mut next = host.guest(2);
+    assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES, "nobody wants branches yet");
+    next.record(host, ALL);
+    assert_eq!(host.hardware.held(DEBUGCTL), FIRMWARES | 1);
 }
 
 #[test]

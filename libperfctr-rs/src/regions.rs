@@ -146,12 +146,17 @@ impl Shared {
     /// Returns the state of this process.
     fn lock() -> MutexGuard<'static, Self> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Some(Generation::current());
-        if shared.generation != now {
-            let events = shared.events.take();
-            *shared = Self { generation: now, events, ..Self::new() };
-        }
+        shared.come_to(Generation::current());
         shared
+    }
+
+    /// Becomes the state of the process `now`.  A child has no regions yet, and counts the events
+    /// that were chosen for its parent.
+    fn come_to(&mut self, now: Generation) {
+        if self.generation != Some(now) {
+            let events = self.events.take();
+            *self = Self { generation: Some(now), events, ..Self::new() };
+        }
     }
 
     fn events(&self) -> Vec<Event> {

@@ -478,6 +478,59 @@ fn a_thread_has_the_name_of_the_thread_that_has_started_it() {
     assert_eq!(names, [(7, "one"), (8, "two"), (9, "two")], "8 has started 9");
 }
 
+/// Returns where a file has its mappings of a process.
+fn mappings(file: &[u8], pid: u32) -> Vec<usize> {
+    let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let (mut at, end, mut found) = (word(40) as usize, (word(40) + word(48)) as usize, Vec::new());
+    while at < end {
+        let is_map = matches!(word(at) as u32, perf::PERF_RECORD_MMAP | perf::PERF_RECORD_MMAP2);
+        if is_map && word(at + 8) as u32 == pid {
+            found.push(at);
+        }
+        at += (word(at) >> 48) as usize;
+    }
+    found
+}
+
+/// Returns the paths of the frames of a process's samples that were interrupted.
+fn interrupted(file: &[u8], pid: u32) -> Vec<String> {
+    let read = read(file).unwrap();
+    let samples = samples(&read[0]).into_iter().filter(|(_, of, ..)| *of == pid);
+    samples.map(|(.., places)| places[0].0.clone()).collect()
+}
+
+#[test]
+fn a_program_that_is_executed_has_none_of_the_mappings_before() {
+    let mut written = profile();
+    written.stacks.remove(1);
+    written.stacks[1].frames = vec![0];
+    let mut file = encode(&[written]).unwrap();
+    assert_eq!(interrupted(&file, 7), ["/nowhere/a"; 3]);
+    let first = mappings(&file, 7)[0];
+    let last = *mappings(&file, 9).last().unwrap();
+    assert!(first < last, "process 7 is the first one");
+    // In place of a mapping of process 9 it is said that process 7 executes another program.
+    file[last] = perf::PERF_RECORD_COMM as u8;
+    file[last + 4..last + 6]
+        .copy_from_slice(&(perf::PERF_RECORD_MISC_COMM_EXEC as u16).to_le_bytes());
+    let file = with(&file, last + 8, 7 << 32 | 7);
+    assert_eq!(interrupted(&file, 7), [""; 3]);
+}
+
+#[test]
+fn a_process_that_has_forked_has_the_mappings_of_its_parent() {
+    let mut written = profile();
+    written.stacks[2].frames = vec![0];
+    let mut file = encode(&[written]).unwrap();
+    assert_eq!(interrupted(&file, 9), ["/nowhere/a"; 2]);
+    let own = mappings(&file, 9);
+    assert_eq!(own.len(), 1, "one file is mapped");
+    // In place of that, process 7 forks: process and parent, thread and the thread that forks.
+    file[own[0]] = perf::PERF_RECORD_FORK as u8;
+    let file = with(&with(&file, own[0] + 8, 7 << 32 | 9), own[0] + 16, 7 << 32 | 9);
+    assert_eq!(interrupted(&file, 9), ["/nowhere/a"; 2]);
+}
+
 /// Returns the file with counts of this format in each sample, and without the sections behind its
 /// records.
 fn with_counts(file: &[u8], format: u32, counts: &[u64]) -> Vec<u8> {

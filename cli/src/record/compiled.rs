@@ -104,8 +104,12 @@ fn open(process: u32, path: &OsStr) -> Option<File> {
     let file = File::options().read(true).custom_flags(flags).open(place).ok()?;
     let facts = file.metadata().ok()?;
     let owner = fs::metadata(format!("/proc/{process}")).ok()?.uid();
-    let is_its_own = facts.is_file() && [owner, 0].contains(&facts.uid());
-    is_its_own.then_some(file)
+    (facts.is_file() && may_name(facts.uid(), owner)).then_some(file)
+}
+
+/// Returns whether a user may say what the functions of a process with this owner are called.
+fn may_name(user: u32, owner: u32) -> bool {
+    [owner, 0].contains(&user)
 }
 
 /// The names of addresses, of which those count that were given last: where functions overlap, that
@@ -330,6 +334,15 @@ mod tests {
     impl Drop for List {
         fn drop(&mut self) {
             fs::remove_file(&self.0).ok();
+        }
+    }
+
+    #[test]
+    fn functions_are_named_by_their_processs_owner_and_by_root() {
+        for (user, owner, expected) in
+            [(1001, 1001, true), (0, 1001, true), (1002, 1001, false), (1001, 0, false)]
+        {
+            assert_eq!(may_name(user, owner), expected, "{user} names functions of {owner}");
         }
     }
 

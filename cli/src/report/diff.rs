@@ -107,6 +107,17 @@ mod tests {
     }
 
     #[test]
+    fn each_profile_has_a_period_of_its_own() {
+        let (before, names) = profile();
+        let mut after = before.clone();
+        after.period = 3 * before.period;
+        let text = text([(&before, &names), (&after, &names)], &[Key::Line]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows, [["400", "1,200", "+800", "a.c:3"], ["200", "600", "+400", "f"]]);
+    }
+
+    #[test]
     fn what_is_gone_comes_before_what_has_changed_less() {
         let (before, names) = profile();
         let mut after = before.clone();

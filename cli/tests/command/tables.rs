@@ -12,6 +12,7 @@ const METRICS: &str = r#"[
     {"EventName": "MEMORY", "EventCode": "0x1", "Unit": "iMC"},
     {"MetricName": "Share", "MetricExpr": "WORK.DONE / (WORK.DONE + WORK.DONE)",
      "MetricGroup": "Top", "ScaleUnit": "100%", "BriefDescription": "Half of the work"},
+    {"MetricName": "Twice", "MetricExpr": "2 * WORK.DONE"},
     {"MetricName": "Far", "MetricExpr": "MEMORY", "MetricGroup": "Top;Distant"}
 ]"#;
 
@@ -46,6 +47,16 @@ fn what_a_metric_needs_is_counted_once_by_the_name_that_was_asked_for() {
     let lines: Vec<&str> = printed.err.lines().collect();
     assert_eq!((printed.status, lines.len()), (0, 2), "{printed:?}");
     assert!(lines[0].contains(",r1c4:u,") && lines[1] == ",,,,,50.00,% Share", "{printed:?}");
+}
+
+#[test]
+fn what_several_metrics_need_is_counted_once() {
+    let printed = with_tables("stat -M Share:u,Twice:u,Share:u --json true");
+    assert_eq!(printed.status, 0, "{printed:?}");
+    let json: Value = serde_json::from_str(&printed.err).unwrap();
+    let names = json["events"].as_array().unwrap().iter().map(|event| event["event"].as_str());
+    assert_eq!(names.collect::<Vec<_>>(), [Some("WORK.DONE:u")], "{json}");
+    assert_eq!(json["metrics"].as_array().unwrap().len(), 3, "{json}");
 }
 
 #[test]

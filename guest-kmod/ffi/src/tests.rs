@@ -14,7 +14,9 @@ use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::Errno;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
 use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER};
-use shared_abi::ioctl::{Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, Sums};
+use shared_abi::ioctl::{
+    Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, Sums,
+};
 
 use crate::VcpuObject;
 use crate::cpu_wide::{
@@ -458,8 +460,12 @@ fn a_locked_down_kernel_says_so() {
 
 /// Makes a request of descriptor 5 about CPUs.
 fn of_cpus(number: u32, state: &mut CpuState) -> i32 {
+    of_cpus_by(5, number, state)
+}
+
+fn of_cpus_by(descriptor: u64, number: u32, state: &mut CpuState) -> i32 {
     // SAFETY: the argument is of the requests' type, and one thread has the guest.
-    unsafe { perfctr_core_request_of_cpus(number, 5, std::ptr::from_mut(state).cast()) }
+    unsafe { perfctr_core_request_of_cpus(number, descriptor, std::ptr::from_mut(state).cast()) }
 }
 
 #[test]
@@ -559,6 +565,20 @@ fn only_the_descriptor_that_has_set_cpus_owns_them() {
     assert!(perfctr_core_owns_cpus(5) && !perfctr_core_owns_cpus(6));
     perfctr_core_close_cpus(5);
     assert!(!perfctr_core_owns_cpus(5));
+    drop(guest);
+}
+
+#[test]
+fn switches_are_not_watched_for_cpus_that_do_not_start() {
+    let guest = Guest::new();
+    let mut nothing = CpuState::default();
+    assert_eq!(of_cpus(IOC_CPU_START, &mut nothing), 0, "no CPU is set");
+    assert!(perfctr_core_watch_end(false), "somebody still watches");
+    let mut wanted = CpuState { cpu: 1, control: control(1), ..CpuState::default() };
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), 1);
+    assert_eq!(of_cpus_by(6, IOC_CPU_START, &mut nothing), Errno::BUSY.to_return());
+    assert!(perfctr_core_watch_end(false), "somebody still watches after a refusal");
+    perfctr_core_close_cpus(5);
     drop(guest);
 }
 

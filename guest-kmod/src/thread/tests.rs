@@ -684,6 +684,18 @@ fn records_need_a_ring_that_was_given_before() {
 }
 
 #[test]
+fn a_ring_that_was_refused_is_none() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let impossible = RingRequest { pages: 3, watermark: 1, ..RingRequest::default() };
+    let refused = thread.pmu.borrow_mut().begin_ring(&Ring::default(), &impossible);
+    assert_eq!(refused, Err(Errno::INVAL));
+    assert_eq!(thread.control(&recording(1_000)), Err(Errno::NXIO));
+    thread.begin_ring().unwrap();
+    thread.control(&recording(1_000)).unwrap();
+}
+
+#[test]
 fn short_periods_that_pass_untold_are_merged() {
     let machine = Machine::new();
     let thread = machine.thread();

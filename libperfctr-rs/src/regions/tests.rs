@@ -131,6 +131,20 @@ fn events_are_chosen_before_the_first_region() {
 }
 
 #[test]
+fn a_child_counts_the_events_of_its_parent_and_has_none_of_its_regions() {
+    let mut alone = Alone::new();
+    alone.shared.generation = Some(Generation::current());
+    alone.shared.events = Some(vec![Event::CYCLES.user()]);
+    alone.apply(Operation::Start, "parent").unwrap();
+    alone.shared.come_to(Generation::current());
+    assert_eq!(alone.shared.table().rows.len(), 1, "the same process keeps its regions");
+    alone.shared.come_to(Generation::of_child());
+    let Table { events, rows } = alone.shared.table();
+    assert_eq!((&events[..], rows.len()), (&[Event::CYCLES.user()][..], 0));
+    alone.shared.count(&[Event::BRANCHES.user()]).expect("its own first region is yet to come");
+}
+
+#[test]
 fn threads_have_rows_of_their_own_that_outlive_them() {
     // This is the only test of this process that uses its table.
     count(&[]).unwrap();
