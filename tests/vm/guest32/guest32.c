@@ -3,7 +3,7 @@
  * A whole 32-bit kernel, which asks the driver for what it needs to count, says on its console
  * what the driver answers, and switches itself off.
  *
- * Xen starts it as a PVH domain on an AMD CPU, with paging off, so that addresses are physical.
+ * Xen starts it as a PVH domain, with paging off, so that addresses are physical.
  */
 
 #include <perfctr_abi.h>
@@ -17,6 +17,9 @@
 #define HVM_PARAM_CONSOLE_PFN 17
 #define HVM_PARAM_CONSOLE_EVTCHN 18
 #define DOMID_SELF 0x7ff0
+
+/* The first letters of AMD's name in CPUID leaf 0: "Auth". */
+#define AMD 0x68747541
 
 /* XEN_ELFNOTE_PHYS32_ENTRY: where a PVH domain starts. */
 asm(".pushsection .note.Xen, \"a\", @note\n"
@@ -45,13 +48,27 @@ struct parameter {
 	__u64 value;
 };
 
+static int is_amd(void)
+{
+	__u32 eax = 0, ebx, ecx, edx;
+
+	asm volatile("cpuid" : "+a" (eax), "=b" (ebx), "=c" (ecx), "=d" (edx));
+	return ebx == AMD;
+}
+
+/* SVM and VT-x have an instruction each, and the other one's raises #UD. */
 static int hypercall(__u32 number, __u32 first, void *second, __u32 third)
 {
 	int result;
 
-	asm volatile("vmmcall"
-		     : "=a" (result), "+b" (first), "+c" (second), "+d" (third)
-		     : "a" (number) : "memory");
+	if (is_amd())
+		asm volatile("vmmcall"
+			     : "=a" (result), "+b" (first), "+c" (second), "+d" (third)
+			     : "a" (number) : "memory");
+	else
+		asm volatile("vmcall"
+			     : "=a" (result), "+b" (first), "+c" (second), "+d" (third)
+			     : "a" (number) : "memory");
 	return result;
 }
 

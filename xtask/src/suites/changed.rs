@@ -52,7 +52,7 @@ const KVM: &[&str] = &[
     "rr-kvm",
     "vmx",
 ];
-/// The suites that run it there on VT-x.
+/// The suites that run the driver on VT-x.
 const VMX: &[&str] = &[
     "vmx",
     "tenants-vmx-kvm",
@@ -60,6 +60,8 @@ const VMX: &[&str] = &[
     "refusals-vmx-kvm",
     "overflow-vmx-kvm",
     "lifecycle-vmx-kvm",
+    "tenants-vmx-pv",
+    "counting-vmx-pv",
 ];
 /// The suites of rr in guests of each kind.
 const RR: &[&str] = &["rr", "rr-tests", "rr-pvh", "rr-hvm", "rr-kvm"];
@@ -117,6 +119,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("hv-driver/", &[CORES, XEN, ABOVE, KVM_TOO]),
     ("hv-driver/glue/kvm/", &[KVM]),
     ("hv-driver/glue/xen/", &[XEN, ABOVE]),
+    ("hv-driver/glue/xen/vmx.c", &[&["tenants-vmx-pv"]]),
     ("libperfctr-rs/", &[XEN, ABOVE, KVM_TOO]),
     ("libperfctr-rs/c/", &[&["c-api", "python", "python-guest"]]),
     ("libperfctr-rs/criterion/", &[&["providers", "publish"]]),
@@ -179,7 +182,10 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/screenshot.rs", &[&["pictures", "stat"]]),
     ("xtask/src/suites/terminal.rs", &[&["pictures"]]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
-    ("xtask/src/suites/vmx.rs", &[&["vmx", "vmx-pmu", "emulators", "tenants-vmx-kvm"]]),
+    (
+        "xtask/src/suites/vmx.rs",
+        &[&["vmx", "vmx-pmu", "emulators", "tenants-vmx-kvm", "tenants-vmx-pv"]],
+    ),
     ("xtask/src/verbs/", &[]),
     ("xtask/tidy.toml", &[]),
 ];

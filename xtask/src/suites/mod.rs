@@ -115,6 +115,8 @@ pub const SUITES: &[Suite] = &[
     Suite::on("vmx-kvm", "refusals-vmx-kvm", driver::refusals),
     Suite::on("vmx-kvm", "overflow-vmx-kvm", overflow::run),
     Suite::on("vmx-kvm", "lifecycle-vmx-kvm", driver::lifecycle),
+    Suite::on("vmx-pv", "tenants-vmx-pv", vmx::xen),
+    Suite::on("vmx-pv", "counting-vmx-pv", driver::counting),
     Suite::concurrent("vmx", vmx::brief),
     Suite::vm("system", system::run),
     Suite::long("pictures", pictures::run),

@@ -40,7 +40,9 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// Boots two machines with AMD CPUs: the first with counters of version 1, the second with those of
 /// version 2, which sample. The long tier boots one more, for sampling without global control.
 pub fn amd(report: &mut Report) -> Result<()> {
-    beside_pvh(report)?;
+    let mut spec = beside_pvh("pv-amd")?;
+    spec.topology.cpu.push_str(",pmu-tally=on");
+    report.program(spec, "tenants")?;
     for features in report.volume.pick(&[V2][..], &[V2, CORE]) {
         let both = "/work/overflow --ends; ended=$?; /work/overflow && exit $ended";
         let mut spec = Spec::new("pv-amd", ["sh", "-c", both])?.with_cost()?;
@@ -51,17 +53,16 @@ pub fn amd(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Boots a machine whose control domain counts beside a PV tenant and a PVH one. One tenant that
+/// Describes a run whose control domain counts beside a PV tenant and a PVH one. One tenant that
 /// may not count looks on, and a 32-bit tenant asks whether it can. A PVH tenant counts its kernel
-/// beside the emulator and loads its module anew, and one names frames that are no memory of its
-/// own.
-fn beside_pvh(report: &mut Report) -> Result<()> {
-    let mut spec = spec("pv-amd", "1", &["/work/tenants", "pvh"])?;
-    spec.topology.cpu.push_str(",pmu-tally=on");
+/// beside the emulator, which has to keep its tally, and loads its module anew, and one names
+/// frames that are no memory of its own.
+pub fn beside_pvh(topology: &str) -> Result<Spec> {
+    let mut spec = spec(topology, "1", &["/work/tenants", "pvh"])?;
     // Two tenants at once.
     spec.topology.memory_mib += 512;
     spec.files.push((guest::kernel_32()?, "/work/guest32".into()));
-    report.program(spec, "tenants")
+    Ok(spec)
 }
 
 /// Boots one machine. A PVH tenant on an AMD CPU counts and samples while it is restored and
@@ -144,6 +145,18 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     spec.add_program("vm-tests", "tenants")?;
     let program = (inside, guest::program("benches", program)?);
     add_tenant(&mut spec, "tenants", &[program])?;
+    Ok(spec)
+}
+
+/// Describes the demo's run: a PVH tenant, or an HVM one, counts and samples beside the control
+/// domain, compares with the truth, and leaves a report.
+pub fn demo(topology: &str, hvm: bool) -> Result<Spec> {
+    let mut command = vec!["/work/tenants", "tenant-demo", "--report", "/out/tenants.json"];
+    command.extend(hvm.then_some("--hvm"));
+    let mut spec = spec(topology, "1", &command)?;
+    if hvm {
+        add_device_model(&mut spec)?;
+    }
     Ok(spec)
 }
 

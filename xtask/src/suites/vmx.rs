@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use crate::artefacts::{guest, kernel};
 use crate::machine::Spec;
 use crate::suites::report::{Report, console_says};
-use crate::suites::{kvm, pmu, programs};
+use crate::suites::{kvm, pmu, programs, tenants};
 
 /// How long it may take. It runs beside other suites, and gets what these leave of the CPUs.
 const BESIDE: Duration = Duration::from_secs(2700);
@@ -81,4 +81,12 @@ pub fn kvm(report: &mut Report) -> Result<()> {
         console_says(&outcome, kvm::COUNTERS_TAKEN)
     });
     Ok(())
+}
+
+/// Tests that PVH tenants of Xen on VT-x count and sample beside the control domain, and what must
+/// be refused: a tenant that may not count cannot read counters, and one that may cannot name a
+/// frame as its page that is not its own memory.
+pub fn xen(report: &mut Report) -> Result<()> {
+    report.program(tenants::beside_pvh(report.topology)?, "tenants")?;
+    report.program(tenants::demo(report.topology, false)?, "tenants")
 }

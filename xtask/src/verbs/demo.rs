@@ -167,14 +167,8 @@ fn spec(topology: &str, seed: u64) -> Result<Spec> {
 
 /// Describes the run of a PVH tenant, or of an HVM one, on a topology.
 fn tenant_spec(topology: &str, hvm: bool) -> Result<Spec> {
-    let mut command = vec!["/work/tenants", "tenant-demo", "--report", "/out/tenants.json"];
-    command.extend(hvm.then_some("--hvm"));
-    let mut spec = tenants::spec(topology, "1", &command)?;
-    if hvm {
-        tenants::add_device_model(&mut spec)?;
-    }
+    let mut spec = tenants::demo(topology, hvm)?;
     spec.add_program("vm-tests", "tenants")?;
-    spec.timeout = TIMEOUT;
     Ok(spec)
 }
 
