@@ -43,8 +43,6 @@ impl Copy {
     pub fn cargo(&self) -> Command {
         let mut cargo = toolchain::cargo();
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target.join("host"));
-        // Other people's crates are the same as in the project's own builds.
-        cargo.env("CARGO_BUILD_BUILD_DIR", sh::project().join("target"));
         cargo
     }
 
