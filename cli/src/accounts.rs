@@ -10,13 +10,13 @@ use anyhow::{Result, ensure};
 use libc::pid_t;
 use perfctr::host::{Divided, Host, HostAccount, HostAccounts, IDLE_DOMAIN};
 use perfctr::{Error, Event};
+use perfctr_gate::text::{grouped, harmless};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target};
-use crate::stat::grouped;
-use crate::text::{self, harmless, print};
+use crate::text::{self, print};
 
 /// The longest time between two reads of the accounts. The driver ends them after ten seconds.
 const RENEW: Duration = Duration::from_secs(2);

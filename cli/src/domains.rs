@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, value_parser};
 use perfctr::CAPS_SAMPLING;
 use perfctr::host::{Domain, Host, Limits};
+use perfctr_gate::text::harmless;
 use serde_json::{Value, json};
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
@@ -25,7 +26,7 @@ use self::policy::Policy;
 use crate::accounts;
 use crate::events::{EventList, EventParser};
 use crate::examples;
-use crate::text::{document, harmless, print};
+use crate::text::{document, print};
 
 pub use self::names::{Names, names_of_xl};
 

@@ -12,13 +12,13 @@ use anyhow::{Result, ensure};
 use perfctr::host::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Places, Xen};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Error, Event};
+use perfctr_gate::text::harmless;
 use shared_abi::read::Counters;
 
 use self::taker::{Taken, Taker};
 use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
 use crate::profile::{Frame, Layer, Module, Profile, Samples};
-use crate::text::harmless;
 
 pub use self::names::{Hypervisor, Kernel, KernelList};
 

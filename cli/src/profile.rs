@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::utsname::uname;
+use perfctr_gate::text::harmless;
 use serde::{Deserialize, Serialize};
 
 use crate::elf::{Facts, Segment};
 use crate::perf_data;
-use crate::text::harmless;
 
 /// The text by which a file says that it is a profile.
 const FORMAT: &str = "perfctr profile";

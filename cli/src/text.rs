@@ -55,16 +55,6 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(closed))
 }
 
-/// Returns the text with its control characters spelt out. Programs choose their threads' names and
-/// their functions' names, and could otherwise send commands to the terminal.
-pub fn harmless(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() { safe.extend(c.escape_default()) } else { safe.push(c) }
-    }
-    safe
-}
-
 /// Returns a number with its noun: "1 sample", "2 samples".
 pub fn counted(number: u64, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
@@ -73,12 +63,6 @@ pub fn counted(number: u64, one: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn control_characters_are_spelt_out() {
-        assert_eq!(harmless("воркер 1"), "воркер 1");
-        assert_eq!(harmless("a\x1b[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
-    }
 
     #[test]
     fn a_pipe_that_was_closed_is_found_below_what_is_said_of_it() {

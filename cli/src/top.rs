@@ -15,6 +15,7 @@ use libc::pid_t;
 use perfctr::Event;
 use perfctr::raw::online;
 use perfctr::watch::{Total, Watched};
+use perfctr_gate::text::grouped;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
@@ -27,7 +28,7 @@ use crate::info::Here;
 use crate::live::{How, Live, Thread, Threads};
 use crate::program::{Signals, limits};
 use crate::report::Key;
-use crate::stat::{Count, estimate, grouped};
+use crate::stat::{Count, estimate};
 use crate::text::print;
 
 /// The options of `perfctr top`.

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
+use perfctr_gate::text::harmless;
 
 use super::{
     BUILD_ID_BYTES, BUILD_ID_SIZED, HEADER_BYTES, MAGIC, MAGIC_OLD, RECORD_BYTES, SECTION_BYTES,
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::elf::{self, Facts, to_hex};
 use crate::profile::{DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples};
-use crate::text::harmless;
 
 /// The most events. Each is a profile of its own.
 const EVENTS_MAX: usize = 256;

@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::{Context, Result, ensure};
 use perfctr::Event;
 use perfctr::raw::perf_numbers;
+use perfctr_gate::text::harmless;
 
 use self::space::{Map, Space, is_users, spaces};
 use super::{
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::elf::{Segment, from_hex};
 use crate::profile::{Machine, Module, Profile, Stack, Symbol};
-use crate::text::harmless;
 
 /// The most samples of a file, each of which is a record. They are in memory at once.
 const SAMPLES_MAX: u64 = 10_000_000;

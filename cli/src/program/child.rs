@@ -12,9 +12,9 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use perfctr_gate::text::harmless;
 
 use super::limits;
-use crate::text;
 
 /// The waiting child.  If this is dropped before the child has permission, the child ends without
 /// having executed anything.
@@ -50,7 +50,7 @@ impl Child {
             pid => {
                 limits::raise();
                 let program = command.first().map(|word| word.display().to_string());
-                let program = text::harmless(&program.unwrap_or_default());
+                let program = harmless(&program.unwrap_or_default());
                 Ok(Self { pid, program, leave, failure })
             }
         }

@@ -20,9 +20,8 @@ use std::time::Duration;
 
 use libc::{c_int, pid_t};
 use nix::sys::prctl;
+use perfctr_gate::text::harmless;
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-
-use crate::text::harmless;
 
 /// The target of an observation.
 #[derive(Clone, Copy, Debug)]

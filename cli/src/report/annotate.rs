@@ -8,12 +8,12 @@ use std::ops::Range;
 use anyhow::{Context, Result, bail, ensure};
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
 use object::{Architecture, Object, ObjectSection, ObjectSymbol, SymbolKind};
+use perfctr_gate::text::harmless;
 
 use super::symbols::{self, Named, unwound};
 use super::table::percent;
 use crate::elf::build_id;
 use crate::profile::{Frame, Module, Profile};
-use crate::text::harmless;
 
 /// The most instructions of one function that are shown.
 const INSTRUCTIONS_MAX: usize = 100_000;

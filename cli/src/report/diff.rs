@@ -7,12 +7,12 @@ use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, ensure};
 use clap::Args;
+use perfctr_gate::text::grouped;
 
 use super::symbols::{self, Named};
 use super::table::rows;
 use super::{Key, events, summary};
 use crate::profile::Profile;
-use crate::stat::grouped;
 use crate::text::{print, print_note};
 
 /// The options of `perfctr diff`.

@@ -17,11 +17,12 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use inferno::flamegraph::color::{Color, PaletteMap};
+use perfctr_gate::text::harmless;
 
 use self::symbols::Named;
 use crate::perf_data;
 use crate::profile::{Layer, Profile, Stack};
-use crate::text::{counted, harmless, print_bytes, print_note};
+use crate::text::{counted, print_bytes, print_note};
 
 /// The options of `perfctr report`.
 #[derive(Debug, Args)]

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use addr2line::{Loader, demangle_auto};
 use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use object::{Object, ObjectSection};
+use perfctr_gate::text::harmless;
 
 use super::debuginfod::{self, Servers};
 use crate::elf::build_id;
 use crate::profile::{Frame, Module, Profile, Symbol};
-use crate::text::harmless;
 
 /// The directory to which distributions move debugging information out of files.
 const DEBUG_FILES: &str = "/usr/lib/debug";

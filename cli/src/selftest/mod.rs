@@ -13,14 +13,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use perfctr_gate::text::{grouped, harmless};
 use serde::Serialize;
 
 use self::judge::{Judged, Verdicts};
 use self::measured::{Known, Measured, Outcome, Reads, Spread};
 use crate::info::Here;
 use crate::machine::{Cpu, Hypervisor, Module};
-use crate::stat::grouped;
-use crate::text::{counted, document, harmless, print, print_note};
+use crate::text::{counted, document, print, print_note};
 
 /// The exit status if a promise does not hold.
 const BROKEN: u8 = 1;

@@ -20,15 +20,15 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use clap::builder::ArgPredicate;
 use perfctr::{Event, Provider};
+use perfctr_gate::surroundings::Variable;
 
 pub use self::native::estimate;
-pub use self::output::grouped;
 
 use self::chosen::{Chosen, Name, NameParser};
 use self::output::{Intervals, Output};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::program::repeatable::{self, Variable};
+use crate::program::repeatable;
 use crate::program::{Signals, Target};
 
 /// The options of `perfctr stat`.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use perfctr::Event;
+use perfctr_gate::surroundings::Fixed;
+use perfctr_gate::text::grouped;
 use serde::Serialize;
 
 use super::metric::{self, Metric};
 use super::{Count, Options, Run};
 use crate::info::Here;
-use crate::program::repeatable::Fixed;
 use crate::text::document;
 
 /// One event over all runs.
@@ -292,14 +293,6 @@ fn per_thread(run: &Run) -> impl Iterator<Item = String> {
     })
 }
 
-/// Formats a number with a comma between thousands.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev();
-    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
-    groups.join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Thread;
@@ -330,14 +323,6 @@ mod tests {
             counts: values.map(|value| Count { value, share: 1.0 }).to_vec(),
             threads: vec![thread(7, [1, 2])],
             unobserved: 0,
-        }
-    }
-
-    #[test]
-    fn numbers_are_grouped() {
-        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")]
-        {
-            assert_eq!(grouped(number), text);
         }
     }
 

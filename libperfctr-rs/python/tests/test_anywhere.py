@@ -166,7 +166,7 @@ class Regions(unittest.TestCase):
 class Baselines(unittest.TestCase):
     """Compares with the cases that `perfctr gate` is tested by, too."""
 
-    CASES = json.loads((PROJECT / "cli/src/gate/cases.json").read_text("utf-8"))
+    CASES = json.loads((PROJECT / "libperfctr-rs/gate/cases.json").read_text("utf-8"))
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()

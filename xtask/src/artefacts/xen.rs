@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Builds the hypervisor: Debian's Xen source package, as it is or with the driver inside.
+//! Builds the hypervisor: Debian's Xen source package with the driver inside. An unmodified one
+//! comes from Debian's own package.
 //!
 //! The driver's C files are put into a directory of their own, the Rust part comes as one object
 //! beside them, and the places that call them are inserted by anchors (see
@@ -72,9 +73,12 @@ pub fn debian_source() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Builds the bootable hypervisor, of the usual release or of another one.
+/// Returns the bootable hypervisor, of the usual release or of another one.
 pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
     let (version, source) = source(release)?;
+    if flavour == Flavour::Stock && version == UPSTREAM {
+        return packaged(&source);
+    }
     let (name, files) = match flavour {
         Flavour::Stock => ("xen-stock", Files::new()),
         Flavour::Perfctr => ("xen-perfctr", driver(&source, version, Purpose::Use)?),
@@ -88,7 +92,10 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
     }
     let dir = cache::artefact(name, key, |dir| {
         apt::install(PACKAGES, "building Xen")?;
-        let work = cache::scratch(name)?;
+        // The flavours share a tree, since they differ in few objects.
+        let tree = format!("xen-{version}");
+        let _lock = cache::lock(&tree)?;
+        let work = cache::scratch(&tree)?;
         overlay::apply(&source, &work, &files)?;
         let mut make = cmd("make", ["-C", "xen", &sh::jobs(), "debug=n"]);
         sh::logged(make.current_dir(&work), &cache::log(name)?)?;
@@ -96,6 +103,18 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
             fs::copy(work.join("xen").join(file), dir.join(file)).with_context(|| file)?;
         }
         Ok(())
+    })?;
+    Ok(dir.join("xen"))
+}
+
+/// Takes Debian's own build of this source out of its package.
+fn packaged(source: &Path) -> Result<PathBuf> {
+    let key = Key::new("xen-debian 1").text(&source.to_string_lossy());
+    let dir = cache::artefact("xen-debian", key, |dir| {
+        apt::unpack(&apt::fetch(&[&format!("xen-hypervisor-{UPSTREAM}-amd64")], false, dir)?, dir)?;
+        let image = dir.join(format!("boot/xen-{UPSTREAM}-amd64.gz"));
+        let mut gzip = cmd("sh", ["-c", "gzip -dc \"$1\" > \"$2\"", "sh"]);
+        sh::output(gzip.arg(image).arg(dir.join("xen"))).map(drop)
     })?;
     Ok(dir.join("xen"))
 }

@@ -40,7 +40,11 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((frames, "/work/frames".into()));
     let of_library = ["self_count", "program", "callers", "tasks", "workers", "regions"];
     let examples = of_library.map(|name| ("libperfctr-rs", name)).into_iter();
-    let others = [("perfctr-tracing", "spans"), ("perfctr-criterion", "benchmark")];
+    let others = [
+        ("perfctr-tracing", "spans"),
+        ("perfctr-criterion", "benchmark"),
+        ("perfctr-gate", "benchmarks"),
+    ];
     for (package, name) in examples.chain(others) {
         let example = guest::example(package, name)?;
         spec.files.push((example, format!("/work/{name}")));

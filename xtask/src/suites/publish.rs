@@ -12,11 +12,17 @@ use crate::tools::sh::{self, cmd};
 use crate::tools::{cache, toolchain};
 
 /// The crates that are published, each after those that it needs.
-const CRATES: [&str; 5] =
-    ["shared-abi", "libperfctr-rs", "perfctr-tracing", "perfctr-criterion", "perfctr"];
+const CRATES: [&str; 6] = [
+    "shared-abi",
+    "libperfctr-rs",
+    "perfctr-tracing",
+    "perfctr-criterion",
+    "perfctr-gate",
+    "perfctr",
+];
 /// Those of them that are libraries, which state an earlier compiler than the workspace does.
-const LIBRARIES: [&str; 4] =
-    ["shared-abi", "libperfctr-rs", "perfctr-tracing", "perfctr-criterion"];
+const LIBRARIES: [&str; 5] =
+    ["shared-abi", "libperfctr-rs", "perfctr-tracing", "perfctr-criterion", "perfctr-gate"];
 /// The command's crate.
 const COMMAND: &str = "perfctr";
 

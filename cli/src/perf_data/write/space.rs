@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Context, Result};
+use perfctr_gate::text::harmless;
 use shared_abi::limits::PAGE_BYTES;
 
 use super::super::perf;
 use super::who;
 use crate::elf::Segment;
 use crate::profile::{Frame, Module, Profile, Thread};
-use crate::text::harmless;
 
 /// The first address that is no process's.
 const ADDRESS_END: u64 = 1 << 47;

@@ -43,8 +43,6 @@ impl Copy {
     pub fn cargo(&self) -> Command {
         let mut cargo = toolchain::cargo();
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target.join("host"));
-        // Nobody debugs these programs, but one test looks for the numbers of its own lines.
-        cargo.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
         cargo
     }
 

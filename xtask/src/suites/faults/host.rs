@@ -17,10 +17,11 @@ use crate::artefacts::faults::{self, Copy, Fault, VARIABLE};
 use crate::tools::sh::{self, cmd};
 
 /// The crates whose tests are run if those of the fault's own crate do not notice it.
-const USERS: [(&str, &[&str]); 3] = [
+const USERS: [(&str, &[&str]); 4] = [
     ("shared-abi", &["hv-driver", "guest-kmod", "libperfctr-rs"]),
     ("guest-kmod", &["guest-kmod-ffi"]),
     ("libperfctr-rs", &["papi-shim", "perfctr"]),
+    ("perfctr-gate", &["perfctr"]),
 ];
 
 /// How long a test program may take whose time is not known, before it is taken to hang. Those of

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests counts and samples of other processes and of CPUs, wherever Linux has perf events.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, fs, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::gettid;
@@ -28,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("the library's examples run", examples),
     ("regions and spans that execute the same count the same", pieces),
     ("criterion finds what an iteration executes", benchmark),
+    ("a benchmark fails if it executes more than before, and no other does", gated),
 ];
 
 const EVENTS: [(&str, Event); 2] =
@@ -46,6 +46,8 @@ const FRAMES_INSTRUCTIONS: u64 = 2_000_015;
 
 /// A region that takes long enough for events to take turns.
 const REGION: Region = Region { first: 1_000_000, second: 1_000_000 };
+/// How often benchmarks that have not changed are compared with the baseline.
+const GATED: usize = 10;
 /// The most instructions that a thread executes in order to be told something.
 const BESIDE: u64 = 200_000;
 
@@ -371,5 +373,40 @@ fn benchmark() -> Result<()> {
     ensure!(counts.len() == 2, "{printed}");
     let ratio = counts[1] / counts[0];
     ensure!((2.9..3.1).contains(&ratio), "{counts:?}");
+    Ok(())
+}
+
+/// Runs the example of `perfctr-gate`, whose sum is of one number more if the variable `MORE` is
+/// set.
+fn gated() -> Result<()> {
+    let baseline = format!("--baseline={}/perfctr-gate.json", env::temp_dir().display());
+    let run = |options: &[&str], words: [&str; 2], status: i32| -> Result<[u64; 2]> {
+        let mut command = Command::new("/work/benchmarks");
+        let out = command.args(["--bench", &baseline]).args(options).output()?;
+        let printed = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+        let lines: Vec<&str> = printed.lines().collect();
+        let starts =
+            lines.len() == 2 && lines.iter().zip(words).all(|(l, word)| l.starts_with(word));
+        ensure!(out.status.code() == Some(status) && starts, "{}: {printed}", out.status);
+        let count = |line: &str| -> Option<u64> {
+            line.split_once(": ")?.1.split(' ').next()?.replace(',', "").parse().ok()
+        };
+        let [Some(sum), Some(sort)] = [0, 1].map(|n| count(lines[n])) else {
+            bail!("no counts: {printed}");
+        };
+        Ok([sum, sort])
+    };
+    let before = run(&["--update"], ["new", "new"], 0)?;
+    ensure!(before.iter().all(|&count| count > 1_000), "{before:?}");
+    for _ in 0..GATED {
+        let same = run(&[], ["same", "same"], 0)?;
+        ensure!(same == before, "{same:?} and {before:?}");
+    }
+    let more = run(&["--env", "MORE=1"], ["WORSE", "same"], 1)?;
+    ensure!(more[0] > before[0] && more[1] == before[1], "{more:?} and {before:?}");
+    let fewer = run(&["--update", "--env", "MORE=1"], ["WORSE", "same"], 0)?;
+    ensure!(fewer == more, "{fewer:?} and {more:?}");
+    let better = run(&[], ["better", "same"], 0)?;
+    ensure!(better == before, "{better:?} and {before:?}");
     Ok(())
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Compares each event's counts with the baseline, and shows the result.
 
-use super::baseline::{Benchmark, Range};
-use crate::stat::grouped;
-use crate::text::harmless;
+use crate::baseline::{Benchmark, Range};
+use crate::text::{grouped, harmless};
 
 /// The result of comparing an event's counts with those of the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "these are all results of comparing two numbers")]
 pub enum Verdict {
     /// The least counts differ by no more than the threshold.
     Same,
@@ -20,10 +20,15 @@ pub enum Verdict {
 
 /// An event of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Compared {
+    /// The event's name.
     pub event: String,
+    /// The counts of the baseline, if it has any.
     pub before: Option<Range>,
+    /// The counts of now.
     pub now: Range,
+    /// The result.
     pub verdict: Verdict,
 }
 

@@ -9,15 +9,19 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use raw_cpuid::CpuId;
 use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
 
 /// The text by which a file says that it is a baseline.
 const FORMAT: &str = "perfctr baseline";
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 1;
 
+/// What benchmarks have counted before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Baseline {
     format: String,
     version: u32,
@@ -25,7 +29,9 @@ pub struct Baseline {
     pub benchmarks: BTreeMap<String, Benchmark>,
 }
 
+/// The counts of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::exhaustive_structs, reason = "callers make them, and the file has these fields")]
 pub struct Benchmark {
     /// The name of the CPU that counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,6 +41,12 @@ pub struct Benchmark {
 }
 
 impl Benchmark {
+    /// Makes a benchmark that was counted on this CPU.
+    pub fn here(events: BTreeMap<String, Range>) -> Self {
+        let brand = CpuId::new().get_processor_brand_string();
+        Self { cpu: brand.map(|brand| brand.as_str().trim().to_owned()), events }
+    }
+
     /// Returns a warning if another CPU counted what is compared with this.
     pub fn another_cpu(&self, now: &Self) -> Option<String> {
         match (&self.cpu, &now.cpu) {
@@ -48,8 +60,11 @@ impl Benchmark {
 
 /// The least and the greatest count of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::exhaustive_structs, reason = "callers make them, and the file has these fields")]
 pub struct Range {
+    /// The least count.
     pub min: u64,
+    /// The greatest count.
     pub max: u64,
 }
 
@@ -76,34 +91,47 @@ impl Baseline {
     }
 
     /// Reads the file. An absent one is an empty baseline.
-    pub fn read(path: &Path) -> Result<Self> {
-        let read = || match fs::read(path) {
-            Ok(bytes) => Self::parse(&bytes),
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`], if the file cannot be read or is no baseline.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        match fs::read(path) {
+            Ok(bytes) => Self::parse(&bytes).map_err(|error| failed(error.into())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(error.into()),
-        };
-        read().with_context(|| {
-            format!("cannot read {}, which `perfctr gate --update` writes", path.display())
-        })
+            Err(error) => Err(failed(error.into())),
+        }
     }
 
-    pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let baseline: Self = serde_json::from_slice(bytes)?;
-        let Self { format, version, .. } = &baseline;
-        ensure!(
-            format == FORMAT && *version == VERSION,
-            "{format:?} version {version} found, {FORMAT:?} version {VERSION} expected"
-        );
-        Ok(baseline)
+    /// Reads the bytes of a file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Syntax`] and [`Error::Format`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let baseline: Self =
+            serde_json::from_slice(bytes).map_err(|error| Error::Syntax(error.into()))?;
+        if baseline.format == FORMAT && baseline.version == VERSION {
+            return Ok(baseline);
+        }
+        let Self { format, version, .. } = baseline;
+        Err(Error::Format { format, version, expected: (FORMAT, VERSION) })
     }
 
     /// Returns the text of the file.
-    pub fn text(&self) -> Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+    pub fn text(&self) -> String {
+        serde_json::to_string_pretty(self).expect("its keys are texts") + "\n"
     }
 
-    pub fn write(&self, path: &Path) -> Result<()> {
-        fs::write(path, self.text()?).with_context(|| format!("cannot write {}", path.display()))
+    /// Writes the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`].
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        fs::write(path, self.text())
+            .map_err(|source| Error::Write { path: path.to_owned(), source })
     }
 }
 
@@ -155,7 +183,7 @@ mod tests {
     fn only_a_file_that_is_absent_is_an_empty_baseline() {
         // A directory cannot be read as a file, whoever tries.
         let folder = std::env::temp_dir();
-        let error = format!("{:#}", Baseline::read(&folder).unwrap_err());
+        let error = Baseline::read(&folder).unwrap_err().to_string();
         assert!(error.starts_with(&format!("cannot read {}", folder.display())), "{error}");
         let absent = folder.join("perfctr-no-such-folder/baseline.json");
         assert_eq!(Baseline::read(&absent).unwrap(), Baseline::default());
