@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages a thread's ring of samples: where the next record goes, and whether there is room.
 //!
-//! The thread writes, in its own interrupts; somebody else may take records meanwhile, on another
-//! vCPU. Nothing of this is where a user can write, and what is said to be taken is believed only
-//! as far as records were written.  So the worst that a consumer can do is to lose its own records.
+//! The thread writes records in its own interrupts; another thread may take records meanwhile, on
+//! another vCPU. Users can write to nothing here, and the module accepts a number of taken records
+//! only up to the number written. So a reader can at worst lose its own records.
 
 use core::iter;
 
@@ -15,17 +15,17 @@ use shared_abi::{Errno, ThreadPage};
 /// The ring of one thread, which may not have one.
 #[derive(Debug, Default)]
 pub struct Ring {
-    /// The number of records that it holds, which is a power of two, or 0 without a ring. Written
-    /// once, by the thread.
+    /// The number of records that it holds, which is a power of two, or 0 without a ring. The
+    /// thread writes it once.
     room: AtomicU32,
     record_bytes: AtomicU32,
     watermark: AtomicU32,
     /// The number of callers that each record has room for.
     callers: AtomicU32,
-    /// The number of records so far. Written by the thread, with interrupts disabled.
+    /// The number of records so far. The thread writes it, with interrupts disabled.
     written: AtomicU64,
     lost: AtomicU64,
-    /// The number of records that were taken. Written by whoever takes them.
+    /// The number of records that were taken. The thread that takes them writes it.
     taken: AtomicU64,
 }
 
@@ -53,8 +53,8 @@ impl Ring {
         self.room.load(Acquire) != 0
     }
 
-    /// Returns where the next record goes, in bytes, or `None` if there is no room, which is
-    /// counted.
+    /// Returns the place of the next record, in bytes, or `None` if there is no room; it counts the
+    /// record as lost then.
     #[inline(always)]
     pub fn place(&self, page: &ThreadPage) -> Option<u64> {
         let room = u64::from(self.room.load(Relaxed));
@@ -105,7 +105,7 @@ impl Ring {
         result.map(drop).map_err(|_| Errno::INVAL)
     }
 
-    /// Returns whether it is full to its watermark.
+    /// Returns whether the ring is full to its watermark.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
         self.exists()
@@ -114,7 +114,7 @@ impl Ring {
     }
 }
 
-/// The place of a ring's next record, and what is written there.
+/// The place of a ring's next record, and the record's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RingPlace {
@@ -130,13 +130,13 @@ pub struct RingPlace {
     pub callers: u32,
 }
 
-/// What is on a thread's stack where its frame pointer points to.
+/// The words on a thread's stack to which its frame pointer points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Frame {
-    /// Where the calling function's frame is.
+    /// The address of the calling function's frame.
     pub caller: u64,
-    /// Where the function will return to.
+    /// The address to which the function will return.
     pub address: u64,
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Describes a guest by the properties that its counters depend on, which its registration fixes.
+//! Describes a guest by the properties on which its counters depend; the registration of a page
+//! fixes them.
 
 use shared_abi::PmuCaps;
 use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
@@ -8,10 +9,10 @@ use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rings {
-    /// The driver does it: both execute in ring 3 (64-bit PV), and counters are folded at each
-    /// change.
+    /// The driver distinguishes them: both execute in ring 3 (64-bit PV), and the driver folds
+    /// counters at each change.
     Folded = 0,
-    /// The hardware does it: the guest has its own rings (HVM, PVH, KVM).
+    /// The hardware distinguishes them: the guest has its own rings (HVM, PVH, KVM).
     Hardware = 1,
 }
 
@@ -25,7 +26,7 @@ pub struct Clock {
     pub scale: u64,
     /// The number of bits after the point in `scale`.
     pub fraction_bits: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -86,7 +87,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Returns whether its counters can stand still while the hypervisor executes.
+    /// Returns whether the guest's counters can stand still while the hypervisor executes.
     ///
     /// With [`Rings::Folded`] they always do, since no selector counts ring 0.
     pub const fn can_count(&self, caps: &PmuCaps) -> bool {

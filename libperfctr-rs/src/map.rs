@@ -64,8 +64,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Maps the pages, and has reads that fault return an error from now on, unless the program
-    /// wants otherwise.  `vcpus` is the number of vCPUs that the device's info says.
+    /// Maps the pages, and makes reads that fault return an error from now on, unless the program
+    /// wants otherwise. `vcpus` is the number of vCPUs that the device's info says.
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ impl Publisher {
         page.tid.store(tid, Relaxed);
     }
 
-    /// Publishes what is counted, for a thread that is suspended.
+    /// Publishes which counters a suspended thread has.
     pub(crate) fn configured(
         &mut self,
         page: &ThreadPage,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events that are known to be right on this CPU.
+//! Knows which events are right on this CPU.
 
 #[cfg(target_arch = "x86_64")]
 use raw_cpuid::native_cpuid::cpuid_count;
@@ -42,7 +42,7 @@ struct Known {
 }
 
 impl Known {
-    /// Knows nothing: on this architecture only the kernel knows which events there are.
+    /// Returns no known events: on this architecture only the kernel knows which events there are.
     #[cfg(not(target_arch = "x86_64"))]
     const fn here() -> Self {
         Self { vendor: ELSEWHERE, missing: 0, fixed: 0 }
