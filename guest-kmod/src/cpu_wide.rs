@@ -74,15 +74,15 @@ impl Admission {
     }
 
     fn users(&self) -> Users {
-        // ATOMICS: one word that says all there is to know.
+        // ATOMICS: this word contains the whole decision.
         Users::unpack(self.users.load(Relaxed))
     }
 
     /// Changes the users in one step, or returns `BUSY` and changes nothing.
     fn change(&self, change: impl Fn(Users) -> Result<Users, Errno>) -> Result<(), Errno> {
         let packed = |word| change(Users::unpack(word)).map(Users::pack).ok();
-        // ATOMICS: admits by the order of changes to this word alone.  Counters that threads or
-        // CPUs have were published by other means: a thread's are its own, and CPUs are called.
+        // ATOMICS: the order of changes to this word alone decides. The state of counters is
+        // published by other means: only a thread itself uses its counters, and CPUs are called.
         let changed = self.users.fetch_update(Relaxed, Relaxed, packed);
         changed.map(drop).map_err(|_| Errno::BUSY)
     }
@@ -185,7 +185,8 @@ impl Admission {
     /// Returns whether this descriptor owns the CPUs. Only its own requests change that, so a
     /// descriptor that is being closed may ask at any time.
     pub fn is_owner(&self, by: Owner) -> bool {
-        // ATOMICS: what the descriptor itself has written, or something else.
+        // ATOMICS: this loads what the descriptor itself has written, or another descriptor's
+        // number.
         self.owner.load(Relaxed) == by
     }
 

@@ -237,7 +237,7 @@ pub trait LocalVcpu {
     /// Calls `operate`, which carries out a request of the executing thread of this user. A thread
     /// that does not count yet may find another user's page registered.
     fn operate<R>(&mut self, user: Self::User, operate: impl FnOnce(&mut Self) -> R) -> R {
-        // If that is refused, the request fails for the same reason.
+        // If the hypervisor refuses the page, the request fails for the same reason.
         let _ = self.show_page_of(user);
         operate(self)
     }
@@ -257,7 +257,7 @@ pub trait LocalVcpu {
     ) -> Result<(), Errno> {
         // What was counted cannot be read without the page.
         suspend(self, thread);
-        // If that is refused, the start fails for the same reason.
+        // If the hypervisor refuses the page, the start fails for the same reason.
         let _ = self.show_page_of(user);
         start(self, thread)
     }

@@ -29,7 +29,7 @@ pub fn new_number(given: &AtomicU64, whose: Whose, has: impl Fn(u32) -> bool) ->
     loop {
         let before = given.fetch_add(1, Relaxed);
         let number = (before as u32).wrapping_add(1) & !PERFS | half;
-        // The hypervisor takes 0 like any other number; here it is nobody's.
+        // For the hypervisor 0 is a number like any other; here no observer has it.
         let is_free = before < PERFS.into() || !has(number);
         if number != 0 && is_free {
             return number;

@@ -32,7 +32,7 @@ pub trait Reporter {
         if found.number == 0 {
             self.record(found.counters);
         } else if !self.send(found) {
-            // Nobody would let the counters go on.
+            // Otherwise nothing would let the counters go on.
             self.signal_lost();
         }
     }

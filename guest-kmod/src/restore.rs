@@ -86,7 +86,7 @@ impl Restoration {
             self.observer.store(wanted.observer, Relaxed);
             self.frame.store(wanted.gfn, Relaxed);
         }
-        // The interrupt comes before the hypercall, or after it: it finds the note all the same.
+        // The interrupt finds the note, whether it comes before the hypercall or after it.
         compiler_fence(SeqCst);
         let answer = hypervisor.hypercall(op, argument);
         compiler_fence(SeqCst);
@@ -189,7 +189,7 @@ impl Restoration {
     /// Returns how many interrupts explain the change of the page since the last interrupt.
     fn explained(&self, page: &VcpuPage) -> u32 {
         let frame = self.frame.load(Relaxed);
-        // What the kernel has written in a page is no news.
+        // The kernel's own writes to the page are no change by a hypervisor.
         if frame == 0 || self.refused().is_some() {
             return 0;
         }
@@ -198,7 +198,7 @@ impl Restoration {
         let more = overflows.wrapping_sub(self.seen_overflows.swap(overflows, Relaxed));
         let other_flags = self.seen_flags.swap(flags, Relaxed) != flags;
         if other_frame {
-            // Its overflows are not compared with those of another page.
+            // The number of overflows is not compared with that of another page.
             return 1;
         }
         more.min(2).max(u64::from(other_flags)) as u32

@@ -43,7 +43,8 @@ impl Ring {
         self.record_bytes.store(request.record_bytes() as u32, Relaxed);
         self.watermark.store(request.watermark, Relaxed);
         self.callers.store(request.callers, Relaxed);
-        // ATOMICS: who takes, or asks whether it is ready, sees all of it or no ring.
+        // ATOMICS: a thread that takes records, or asks whether there are enough, sees the whole
+        // ring or none.
         self.room.store(request.room() as u32, Release);
         Ok(())
     }
@@ -59,7 +60,8 @@ impl Ring {
     pub fn place(&self, page: &ThreadPage) -> Option<u64> {
         let room = u64::from(self.room.load(Relaxed));
         let written = self.written.load(Relaxed);
-        // ATOMICS: who has taken a record has read it before its place is written again.
+        // ATOMICS: a thread that reports a record as taken has read it before its place is written
+        // again.
         if written.wrapping_sub(self.taken.load(Acquire)) >= room {
             let lost = self.lost.load(Relaxed).wrapping_add(1);
             self.lost.store(lost, Relaxed);
@@ -81,7 +83,7 @@ impl Ring {
     #[inline(always)]
     pub fn wrote(&self, page: &ThreadPage) {
         let written = self.written.load(Relaxed).wrapping_add(1);
-        // ATOMICS: whoever sees the number sees the record.
+        // ATOMICS: a reader that sees the number also sees the record.
         self.written.store(written, Release);
         page.ring_written.store(written, Release);
     }
@@ -100,7 +102,8 @@ impl Ring {
             let there = self.written.load(Acquire).wrapping_sub(before);
             (taken.wrapping_sub(before) <= there).then_some(taken)
         };
-        // ATOMICS: of callers at the same time each finds what the one before it has left.
+        // ATOMICS: of several callers at the same time, each sees the number that the previous one
+        // has stored.
         let result = self.taken.fetch_update(Release, Relaxed, later);
         result.map(drop).map_err(|_| Errno::INVAL)
     }

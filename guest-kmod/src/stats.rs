@@ -13,7 +13,7 @@ impl Count {
     /// no locked instruction is needed.
     #[inline(always)]
     pub(crate) fn add(&self, amount: u64) {
-        // ATOMICS: one writer; readers elsewhere only need whole values.
+        // ATOMICS: there is one writer; readers on other vCPUs only need whole values.
         self.0.store(self.0.load(Relaxed).wrapping_add(amount), Relaxed);
     }
 

@@ -310,7 +310,7 @@ impl ThreadPmu {
             self.stop(page, cpu, counting);
             return Ok(());
         }
-        // Sums are folded before the load, which ends the old configuration.
+        // The sums are folded before the load, because the load ends the old configuration.
         self.suspend(page, cpu);
         self.check_kept(request)?;
         let loaded = cpu.load(&request.config);
@@ -417,7 +417,8 @@ impl ThreadPmu {
             self.loaded = Some(cpu.loaded());
             return Ok(());
         }
-        // In place: nobody else asks for these periods, and a copy would be on the stack.
+        // This changes the periods in place: nobody else uses them, and a copy would be on the
+        // stack.
         for (index, &slot) in self.order.slots().iter().enumerate() {
             let evntsel = self.config.evntsel(slot);
             if let Some(events) = self.overflows.armed(index, evntsel, &self.sums) {
@@ -495,7 +496,7 @@ impl ThreadPmu {
         if self.running != Running::Suspended || self.failure.is_some() {
             return;
         }
-        // Start* comes after the hypercall, whose events are nobody's.
+        // `Start*` is sampled after the hypercall, so that no thread counts the hypercall's events.
         let started = self.load(cpu).and_then(|()| self.sample_start(cpu));
         match started {
             Ok(()) => {

@@ -40,8 +40,8 @@ impl UsersCounters {
     /// Returns whether the user has no counters.  The kernel holds its lock of users, without which
     /// nobody gives a user the first ones.
     pub fn is_idle(&self) -> bool {
-        // ATOMICS: pairs with `counters_returned`: whoever frees the user comes after everything
-        // that was done with it.
+        // ATOMICS: pairs with `counters_returned`, so that everything that was done with the user
+        // happens before the user is freed.
         self.0.load(Acquire) == 0
     }
 
@@ -64,7 +64,7 @@ impl IdleUsers {
 
     /// Notes that a user was made, who has no counters yet.  The kernel holds its lock of users.
     pub fn user_made(&self) {
-        // ATOMICS: as the counts of users are, the number is only looked at to choose a delay.
+        // ATOMICS: the number only chooses a delay, so no other memory depends on its order.
         self.0.fetch_add(1, Relaxed);
     }
 

@@ -59,7 +59,7 @@ impl Account {
             if self.seq.is_valid(stamp) {
                 return if of == session { events } else { Events::default() };
             }
-            // Its writer cannot be interrupted, and is done after a few instructions.
+            // The writer cannot be interrupted, and finishes after a few instructions.
             spin_loop();
         }
     }
@@ -82,7 +82,7 @@ impl Session {
     /// Begins another session with this event.
     pub(crate) fn begin(&self, evntsel: u64) {
         self.evntsel.store(evntsel, Relaxed);
-        // ATOMICS: who sees this number sees the event above.
+        // ATOMICS: a reader that sees this number also sees the event above.
         self.number.store(self.number().wrapping_add(1), Release);
     }
 

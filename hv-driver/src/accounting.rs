@@ -80,7 +80,8 @@ impl Driver {
         }
         answer.count = 0;
         answer.account = [HvAccount::default(); ACCOUNTS_MAX];
-        // Only then all counters are read, so only then none can have wrapped twice until the end.
+        // The lease is renewed only here, because only here all counters are read, so that none can
+        // wrap twice before the lease ends.
         let first = (answer.domain, answer.vcpu) == (0, 0);
         if first {
             self.session.lease.renew(now, self.ticks(ACCOUNTS_LEASE_MS));
@@ -171,7 +172,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
             if let Some(evntsel) = self.driver.registers.evntsel(slot) {
                 self.pmu.write_register(evntsel, 0);
             }
-            // Guests that can read counters learn nothing of it any more.
+            // After this, guests that can read counters learn nothing from it.
             self.pmu.write_register(self.driver.registers.counter(slot), 0);
         }
     }
@@ -182,8 +183,8 @@ impl<P: Pmu> ThisCpu<'_, P> {
         let [executed, now] =
             [guest, hypervisor].map(|slot| self.pmu.counter(slot.counter_index()) & mask);
         if executed != 0 {
-            // No guest executes now, so nothing is lost.  The next one may be able to read the
-            // counter, and this is not its own.
+            // No guest executes now, so no event is lost. The next guest may be able to read the
+            // counter, and must not see another guest's count.
             self.pmu.write_register(self.driver.registers.counter(guest), 0);
         }
         let before = core::mem::replace(&mut self.pcpu.accounting.hypervisor, now);

@@ -87,7 +87,8 @@ impl Driver {
         let guest_reads_exit =
             !settings.owns_all && registers.readable.iter().flatten().any(is_shared);
         if guest_reads_exit {
-            // Others may use these counters, and guests cannot read them: they are not stopped.
+            // The host's own software may use these counters, and guests cannot read them, so the
+            // driver does not stop them.
             registers.readable = registers.readable.map(|these| these.filter(|r| !r.is_shared));
         }
         let mut take = |wanted| match wanted {

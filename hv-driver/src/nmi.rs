@@ -72,8 +72,8 @@ impl ExpectedInterrupts {
         caps: &PmuCaps,
         hardware: &impl Counters,
     ) -> bool {
-        // Counters cannot tell more than the entry: one that has overflowed may hold anything by
-        // now.
+        // The counters say no more than the entry: a counter that has overflowed may hold any value
+        // by now.
         if arch::masks_entry_of_pmu(caps) { is_masked } else { self.explains(caps, hardware) }
     }
 

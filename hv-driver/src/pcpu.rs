@@ -106,7 +106,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         P: Probe,
     {
         self.pcpu.selectors = None;
-        // First, so that whatever counts there is stopped.
+        // This comes first, so that everything that counts on the CPU is stopped.
         let found = arch::probe(identity, self.pmu)?;
         self.driver.boot.agrees(identity)?;
         self.clear_readable()?;
@@ -298,7 +298,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         let Some(held) = &mut self.pcpu.selectors else { return };
         let registers = &self.driver.registers;
         let mut changed = false;
-        // All other selectors hold 0, and are to hold 0.
+        // All other selectors hold 0, and keep it.
         for slot in slots_of(self.pcpu.selected | slots) {
             let (held, wanted) =
                 (held.evntsel.get_mut(slot.index()), wanted.evntsel.get(slot.index()));

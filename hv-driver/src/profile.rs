@@ -79,7 +79,7 @@ impl SampleRing {
     /// Adds a sample, or counts it as lost if there is no room.
     fn add(&self, sample: &HvSample) {
         let written = self.written.load(Relaxed);
-        // A record is free once the reader has said that it has taken it.
+        // The place of a record is free as soon as the reader has counted the record as taken.
         let kept = written.wrapping_sub(self.taken.load(Acquire));
         match self.records.get(written as usize % RECORDS) {
             Some(record) if kept < RECORDS as u64 => {
@@ -204,12 +204,12 @@ impl Driver {
         }
         ring.add(at);
         let period = ring.period.load(Relaxed).max(1);
-        // The counter has gone on since its overflow, so that the next period begins where the last
-        // one has ended.  It is read as late as can be: what this executes until it is preset is
-        // not counted.
+        // The counter has continued since its overflow, so the next period begins where the last
+        // one has ended. It is read as late as possible, because the instructions between this read
+        // and the preset are not counted.
         let raw = pmu.counter(slot.counter_index());
         self.start_counter(pmu, slot, period - raw % period);
-        // There may have been whole periods between.
+        // Whole periods may have ended since the overflow.
         ring.lose(raw / period);
         true
     }

@@ -219,8 +219,8 @@ fn parse_left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     {
         return Err(Errno::INVAL);
     }
-    // A vCPU that was forbidden to count loads anew, whatever its page says is loaded: only what
-    // allows direct reads is revoked.
+    // A vCPU that was forbidden to count has to load anew, although its page still has a
+    // configuration: a revocation only clears the flag for direct reads.
     let direct = flags & VCPU_DIRECT != 0;
     let loaded = if direct { page.loaded.load(Relaxed) } else { 0 };
     let mut sums = [0; MAX_SLOTS];

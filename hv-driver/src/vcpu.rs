@@ -99,7 +99,7 @@ impl Vcpu {
         let caps = &cpu.driver.caps;
         let shares = Shares::new(caps, left);
         let mut state = left.map_or(State::NEW, |left| left.state);
-        // Who was forbidden before loads anew.
+        // A vCPU that was forbidden to count before has to load anew.
         state.direct &= who.allowed;
         state.tsc_start = who.guest.clock.guest(cpu.pmu.clock());
         let mut publisher = Publisher::continuing(left.map_or(0, |left| left.writes));
@@ -111,7 +111,8 @@ impl Vcpu {
         publisher.register(page, who.id, &state, shares.sums());
         let outside = if gate == Gate::Entry { caps.slots() } else { 0 };
         close(cpu, outside, 0);
-        // Last, so that it is built where it is to be: hypervisors' stacks have no room for two.
+        // This comes last, so that the value is built in place: hypervisors' stacks have no room
+        // for two.
         Self {
             owner,
             rings: who.guest.rings,
@@ -260,8 +261,8 @@ impl Vcpu {
                 let seen = self.state.overflows != overflows;
                 cpu.pmu.expect_interrupts(0, seen);
                 if seen {
-                    // Its interrupt may come too late to do so before another vCPU's overflow,
-                    // which would not interrupt then.
+                    // The overflow's interrupt may come too late to acknowledge it before another
+                    // vCPU's overflow, which would then not interrupt.
                     cpu.acknowledge();
                 }
                 self.sampling.hold(cpu.pmu, |slot, raw| publish::held(page, slot, raw));
@@ -290,7 +291,7 @@ impl Vcpu {
             let after_others = cpu.admit(self.owner);
             let selected = self.config.slots() != 0;
             if !allowed || !cpu.pcpu.counts() {
-                // Readers find direct reading invalid until the guest loads again.
+                // The page does not allow direct reads until the guest loads again.
                 self.state.direct = false;
                 self.branches.select(Filter::NONE);
                 self.configure(cpu.driver, &Config::default());
@@ -299,8 +300,9 @@ impl Vcpu {
                 close(cpu, self.outside, self.config.slots());
             }
             let moved = cpu.number != self.last_cpu;
-            // A vCPU that counts nothing clears what others have selected, too: it can execute
-            // raw counters, and would learn which of their events happen in its own time.
+            // The driver clears other vCPUs' selectors also for a vCPU that counts nothing: it can
+            // read raw counters, and would learn which of the selected events happen in its own
+            // time.
             if selected || after_others {
                 let slots = self.config.slots();
                 cpu.program(&self.selectors, slots, |cpu| self.sampling.restore(cpu));

@@ -226,8 +226,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.stats.hypercalls.add(1);
         self.stats.unregisters.add(1);
         match hypercall::unregister(self.kernel) {
-            // What it has not got it does not write to: it is another one since a restoration, or
-            // somebody else in this kernel has taken the page back.
+            // A hypervisor without the page does not write to it: the hypervisor is another one
+            // since a restoration, or other code in this kernel has taken the page back.
             Ok(()) | Err(Errno::NXIO) => {}
             Err(errno) => return Err(errno),
         }
@@ -362,7 +362,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     pub(crate) fn load_events(&mut self) {
         let clashing = self.vcpu.events.clashing(&self.vcpu.loaded);
         let less = self.vcpu.loaded.only_counting_without(clashing);
-        // Without numbers they do not grow, and the reason comes back with the next load.
+        // If the hypervisor refuses this, the events' counts do not grow, and the next load returns
+        // the reason.
         let _ = self.replace(&less);
     }
 
@@ -374,8 +375,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
 
     /// Makes perf's events live again, if perf's PMU is enabled and what they need is loaded.
     pub(crate) fn revive_events(&mut self) {
-        // After a restoration a page that is not registered any more still says what its last
-        // hypervisor has left there.
+        // After a restoration, a page that is not registered any more still has the content that
+        // its last hypervisor has left there.
         if self.vcpu.registered {
             let sampler = self.sampler();
             self.vcpu.events.revive(&sampler);
@@ -391,7 +392,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.stats.hypercalls.add(1);
         self.stats.loads.add(1);
         if !is_direct(self.page) {
-            // With the right to count the host has taken away what was recorded.
+            // Together with the right to count, the host has taken away the recorded branches.
             self.vcpu.recorded = 0;
         }
         hypercall::load(self.kernel, config)?;
@@ -464,7 +465,7 @@ const fn errno(error: ReadError) -> Errno {
     match error {
         // A registered vCPU may count unless the host has forbidden its domain meanwhile.
         ReadError::NotDirect => Errno::PERM,
-        // `Faulted`: the host lets nobody read counters any more, and gives no reason.
+        // `Faulted` means that the host lets nobody read counters any more, and gives no reason.
         ReadError::NotLoaded(_)
         | ReadError::Malformed
         | ReadError::Disturbed

@@ -404,7 +404,7 @@ impl Events {
             0 => 2,
             _ => 3,
         };
-        // Of several such counters the last is taken, since threads ask for the first general
+        // Of several such counters this takes the last one, since threads ask for the first general
         // counters first.
         slots_of(event.slots)
             .filter(|&slot| fits(slot))

@@ -66,7 +66,7 @@ pub trait LocalEvents: LocalVcpu {
     ) -> Result<u32, Errno> {
         let present = self.executing();
         if self.with_state(|vcpu| vcpu.event_needs_page(&present, own, is_wide)) {
-            // Where it is refused, so is the event.
+            // If the hypervisor refuses the page, the event is refused, too.
             let _ = self.show_perfs(&present);
         }
         self.with_cpu(|cpu| {

@@ -36,7 +36,7 @@ fn run(ports: &[File]) -> Result<()> {
     let mut beside = command("beside")?.spawn().context("beside")?;
     let status = machine.status().context("machine")?;
     ensure!(status.success(), "the machine's program: {status}");
-    // It ends with the last program that runs the machine.
+    // `beside` ends with the last program that runs the machine.
     let status = beside.wait().context("beside")?;
     ensure!(status.success(), "the program beside the machine: {status}");
     Ok(())

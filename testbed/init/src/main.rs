@@ -134,8 +134,9 @@ fn start() -> Result<Child> {
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    // As a service, the command stays in the service's session: in one of its own, the kernel would
-    // hang up its whole group when an orphan in it ends while another of its processes is stopped.
+    // As a service, the command stays in the service's session. If it had a session of its own, the
+    // kernel would hang up its whole process group when an orphan in it ends while another of its
+    // processes is stopped.
     if std::process::id() == 1 {
         setsid()?;
     }

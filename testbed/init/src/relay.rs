@@ -68,7 +68,7 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
         wait(&open)?;
         let mut wrote = false;
         let mut at = 0;
-        // The first of the names is the last to be looked at.
+        // The pipe of the first name comes last.
         while at < open.len() && !wrote {
             let (n, reader) = &mut open[at];
             match reader.read(&mut buffer) {

@@ -199,7 +199,8 @@ mod tests {
             (6, 0xf, [0xf7, 0xf], Ok((3, 4))),
             (6, 0xf, [0xff, 0xb], Ok((8, 2))),
             (6, 0x7, [0x3f, 0x1], Ok((6, 1))),
-            // There may be more than the number says, whose registers may be elsewhere.
+            // The mask may have more counters than the number, and their registers may have other
+            // addresses.
             (6, 0x77, [0x3ff, 0x77], Ok((8, 3))),
             (6, 0xf, [0xfe, 0xf], Err(())),
         ] {
