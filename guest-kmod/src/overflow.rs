@@ -41,9 +41,9 @@ pub(crate) struct Overflows {
     period: [u64; MAX_COUNTERS],
     /// The counts at which they overflow next.
     next: [u64; MAX_COUNTERS],
-    /// Counters that have overflowed since the thread was last told.
+    /// Counters that have overflowed since the last report to the thread.
     pending: u32,
-    /// Whether the thread has been told, and has not let its counters continue.
+    /// Whether an overflow was reported, and the thread has not let its counters continue.
     paused: bool,
 }
 
@@ -93,8 +93,8 @@ impl Overflows {
             && self.period.iter().zip(&other.period).all(|(one, two)| one == two)
     }
 
-    /// Stops the counters. Overflows that the thread has not been told of yet are told when they
-    /// continue.
+    /// Stops the counters. Overflows that were not reported to the thread yet are reported when the
+    /// counters continue.
     pub(crate) fn stop(&mut self) {
         if core::mem::take(&mut self.paused) {
             self.pending = 0;
@@ -111,7 +111,7 @@ impl Overflows {
         self.paused
     }
 
-    /// Returns whether there is an overflow that the thread has not been told of.
+    /// Returns whether there is an overflow that was not reported to the thread yet.
     #[inline(always)]
     pub(crate) const fn pending(&self) -> bool {
         self.pending != 0 && !self.paused

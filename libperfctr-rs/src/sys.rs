@@ -396,7 +396,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let seen = Generation::current() != before;
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: the call ends the child, and executes none of the parent's exit handlers.
             unsafe { libc::_exit(i32::from(seen)) };
         }
         let mut status = 0;

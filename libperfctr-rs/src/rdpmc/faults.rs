@@ -218,7 +218,8 @@ fn pass_on(
             if previous.sa_flags & libc::SA_RESETHAND != 0 {
                 set_default();
             }
-            // SAFETY: the flags say which kind of function it is, to the kernel as well.
+            // SAFETY: the action's flags say which signature the function has; the kernel relies on
+            // them, too.
             unsafe {
                 if previous.sa_flags & libc::SA_SIGINFO != 0 {
                     transmute::<usize, Informed>(handler)(signal, info, context);
@@ -233,7 +234,7 @@ fn pass_on(
 fn set_default() {
     // SAFETY: all-zero is a valid `sigaction`: the default.
     let default = unsafe { zeroed() };
-    // It cannot fail: SIGSEGV may be handled.
+    // The call cannot fail, since programs may handle SIGSEGV.
     let _ = exchange(Some(&default));
 }
 
