@@ -157,7 +157,7 @@ impl Reservation {
             return false;
         }
         if is_on {
-            // A watchdog that is on gets a counter only when it is switched on.
+            // One that is on gets a counter only when it is switched on.
             host.switch_watchdog(false);
         }
         host.switch_watchdog(true);
