@@ -198,13 +198,13 @@ impl Shared {
                 Ok(())
             }
             Operation::Stop => {
-                // Only what was started has a name here.
+                // Only regions that were started have a name here.
                 let known = self.names.get(name).cloned();
                 let spent = known.as_ref().and_then(|name| pieces.stop(name));
                 let (Some(name), Some(spent)) = (known, spent) else {
                     return Err(not_started(name, pieces));
                 };
-                // What was started has sums.
+                // A region that was started has sums.
                 let Some(sums) = self.sums.get_mut(&(name, thread)) else { return Ok(()) };
                 sums.calls += 1;
                 sums.open = sums.open.saturating_sub(1);
@@ -312,8 +312,8 @@ pub fn enter(name: &str) -> Result<Region<'_>, Error> {
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        // It fails if the region was stopped by name already, or could not be read: the table then
-        // says that it was not stopped.
+        // The stop fails if the region was stopped by name already, or if the counters could not be
+        // read: the table then says that the region was not stopped.
         stop(self.name).ok();
     }
 }
@@ -333,7 +333,7 @@ pub fn print_at_exit() -> Result<(), Error> {
     extern "C" fn print() {
         let table = table();
         if !table.rows.is_empty() {
-            // Whoever has closed the output does not want it.
+            // A program that has closed the output does not want the table.
             write!(std::io::stderr(), "{table}").ok();
         }
     }
@@ -471,7 +471,7 @@ impl fmt::Display for Table {
         for line in &lines {
             let mut text = String::new();
             for (n, (cell, &width)) in line.iter().zip(&widths).enumerate() {
-                // Words begin below one another, numbers end so.
+                // Words are aligned to the left, and numbers to the right.
                 text +=
                     &if n < 2 { format!("{cell:<width$}  ") } else { format!("{cell:>width$}  ") };
             }

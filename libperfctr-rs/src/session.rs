@@ -437,7 +437,7 @@ fn of_region(first: &Taken, last: &Taken) -> (u32, bool) {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A signal that is still pending must not let the counters go on.
+        // The handler of a signal that is still pending must not let the counters go on.
         if !self.claim.forked() {
             overflow::go_on_by(None);
         }

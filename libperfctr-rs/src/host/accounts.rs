@@ -102,7 +102,7 @@ impl HostAccounts {
 
 impl Drop for HostAccounts {
     fn drop(&mut self) {
-        // It has ended by itself if this fails.
+        // If this fails, the session has ended by itself.
         let _ = self.xen.call(OP_ACCOUNTS_STOP, &mut ());
     }
 }

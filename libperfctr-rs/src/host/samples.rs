@@ -124,13 +124,14 @@ impl HostSamples {
             Some(libc::EPERM) => Error::NotSampled(NOT_CONTROL),
             _ => Error::kernel("sample the host")(error),
         })?;
-        // From here on, dropping it ends the session.
+        // From here on, dropping `started` ends the session.
         let mut started = Self { xen, cpus: Vec::new() };
         for cpu in 0..CPUS_MAX {
             if cpus.is_some_and(|cpus| !cpus.contains(&cpu)) {
                 continue;
             }
-            // To take nothing but the number of samples would be no simpler.
+            // This also takes samples, since a request for the number of samples alone would be no
+            // simpler.
             match started.xen.call(OP_PROFILE_READ, &mut asked(cpu)) {
                 Ok(()) => started.cpus.push((cpu, 0)),
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) && cpus.is_none() => {}
@@ -187,7 +188,7 @@ impl HostSamples {
 
 impl Drop for HostSamples {
     fn drop(&mut self) {
-        // It has ended by itself if this fails.
+        // If this fails, the session has ended by itself.
         let _ = self.xen.call(OP_PROFILE_STOP, &mut ());
     }
 }

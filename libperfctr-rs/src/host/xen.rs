@@ -150,7 +150,7 @@ impl Xen {
         arguments: impl FnOnce(&mut T, u64) -> [u64; 5],
     ) -> io::Result<()> {
         const { assert!(size_of::<T>() <= MEMORY_BYTES) };
-        // Who has panicked has left nothing here that matters.
+        // A thread that has panicked has left nothing in this memory that matters.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let address = memory.as_mut_ptr() as u64;
         let mut hypercall = Hypercall { number, arguments: arguments(value, address) };

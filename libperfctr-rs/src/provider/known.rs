@@ -71,9 +71,9 @@ impl Known {
         let select = event.select(self.vendor);
         match self.vendor {
             _ if event.name.is_some() || event.is_software() => true,
-            // What has a name of Linux's own is right there, or refused by it.
+            // On other architectures Linux itself counts its generic events right, or refuses them.
             ELSEWHERE => matches!(event.what, What::Generic(_)),
-            // Only its fixed counter counts it.
+            // Only a fixed counter counts this event.
             VENDOR_INTEL if select.is_none() => event
                 .fixed()
                 .and_then(PhysSlot::fixed_number)

@@ -232,7 +232,7 @@ pub fn sampling(
     if !caps.can(CAPS_SAMPLING) {
         return Err(Error::unavailable(event, "this machine's counters do not interrupt"));
     }
-    // A negative number becomes one that is too high, and is refused as such.
+    // A negative number becomes a number that is too high, and the kernel refuses it.
     Ok(Control { signal: signal.cast_unsigned(), ..placed(caps, events, flags)? })
 }
 

@@ -102,7 +102,7 @@ pub fn survive_faults() -> Result<(), Error> {
 ///
 /// A read whose domain has just lost its counters then ends the process; see [`survive_faults`].
 pub fn leave_faults() {
-    // ATOMICS: a thread that opens a session at the same time comes before or after this.
+    // ATOMICS: a thread that opens a session at the same time reads the word before or after this.
     LEAVES_ACTION.store(true, Ordering::Relaxed);
 }
 

@@ -167,7 +167,7 @@ impl Watch {
             return Err(Error::unavailable(event, "it samples, which is not counting"));
         }
         self.check(&events)?;
-        // A group is where its hardware events are, if it has any.
+        // If a group has hardware events, they determine where the group is opened.
         let anchored = events.iter().find(|event| !event.is_software()).or(events.first());
         let anchors = anchored.map_or(Ok(Vec::new()), |event| self.anchors(event))?;
         let parts = self.at(self.places()?, |place| {
@@ -307,7 +307,7 @@ impl Watch {
         }
         self.when(&mut attributes);
         if leader.is_some() {
-            // It counts whenever the first does.
+            // The event counts whenever the leader does.
             attributes.set_disabled(0);
             attributes.set_enable_on_exec(0);
         }
@@ -366,7 +366,7 @@ impl Watched {
     ///
     /// The kernel's error.
     pub fn go_on(&self) -> Result<(), Error> {
-        // The first of a group comes last: the others start with it.
+        // The leader of a group comes last, because the other events start together with it.
         self.parts
             .iter()
             .flat_map(|part| part.iter().rev())
