@@ -17,7 +17,7 @@ pub struct Mapping {
     pub pages: u64,
     /// Whether it is shared, and not the process's own copy.
     pub is_shared: bool,
-    /// Whether the process wants to write to the mapping, or to execute code in it.
+    /// Whether the process wants to write there, or to execute what is there.
     pub may_change: bool,
 }
 

@@ -117,7 +117,7 @@ impl Ring {
     }
 }
 
-/// The place of a ring's next record, and the record's values.
+/// The place of a ring's next record, and what is written there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RingPlace {
@@ -133,13 +133,13 @@ pub struct RingPlace {
     pub callers: u32,
 }
 
-/// The words on a thread's stack to which its frame pointer points.
+/// What is on a thread's stack where its frame pointer points to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Frame {
-    /// The address of the calling function's frame.
+    /// Where the calling function's frame is.
     pub caller: u64,
-    /// The address to which the function will return.
+    /// Where the function will return to.
     pub address: u64,
 }
 

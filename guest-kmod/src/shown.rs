@@ -18,19 +18,18 @@ use crate::vcpu::{ThisVcpu, Vcpu};
 
 /// [`Subject::kind`]: a program that other programs of its user may look into.
 pub const SUBJECT_OPEN: u32 = 0;
-/// [`Subject::kind`]: a guarded program, such as a set-uid program, into which no other program may
-/// look.
+/// [`Subject::kind`]: a program that is nobody's to look into, as set-uid programs are.
 pub const SUBJECT_GUARDED: u32 = 1;
 /// [`Subject::kind`]: a thread of the kernel, which executes no program.
 pub const SUBJECT_KERNEL: u32 = 2;
 
-/// A subject, which executes on a vCPU.
+/// The subject that executes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Subject {
-    /// The subject's container, which is identified by its namespace of process numbers.
+    /// The container that it is in, which is identified by its namespace of process numbers.
     pub container: u64,
-    /// The subject's effective user.
+    /// Its effective user.
     pub uid: u32,
     /// One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
     pub kind: u32,
@@ -50,19 +49,17 @@ pub struct Observer {
     pub sees_kernel: bool,
 }
 
-/// The page that is registered with a vCPU, and who may execute meanwhile. Only that vCPU writes
-/// this state, with interrupts disabled.
+/// What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Shown {
     /// The container of the subjects that may execute meanwhile.
     pub container: u64,
-    /// The effective user of these subjects.
+    /// Their effective user.
     pub uid: u32,
     /// The number of the observer whose page it is, or 0 if none is registered.
     pub number: u32,
-    /// Whether the loaded configuration counts in kernel mode, and the observer may not look into
-    /// the kernel.
+    /// Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
     pub hides_kernel: bool,
     /// Whether anything is loaded.
     pub counts: bool,

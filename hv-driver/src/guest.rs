@@ -9,10 +9,10 @@ use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rings {
-    /// The driver distinguishes them: both execute in ring 3 (64-bit PV), and the driver folds
-    /// counters at each change.
+    /// The driver does it: both execute in ring 3 (64-bit PV), and counters are folded at each
+    /// change.
     Folded = 0,
-    /// The hardware distinguishes them: the guest has its own rings (HVM, PVH, KVM).
+    /// The hardware does it: the guest has its own rings (HVM, PVH, KVM).
     Hardware = 1,
 }
 
@@ -26,7 +26,7 @@ pub struct Clock {
     pub scale: u64,
     /// The number of bits after the point in `scale`.
     pub fraction_bits: u32,
-    /// Always 0.
+    /// 0.
     pub reserved: u32,
 }
 

@@ -28,7 +28,7 @@ pub struct Policy(AtomicU64);
 
 const _: () = assert!(ALL_SLOTS as u64 & (DECIDED | ALLOWED) == 0);
 
-/// The limits of a domain that may count.
+/// What a domain that may count may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// One bit for each slot that the domain may use.

@@ -143,7 +143,7 @@ impl EventAttr {
     }
 }
 
-/// An event that can be counted, and the counters that can count it.
+/// An event that can be counted, and by which counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct EventConfig {

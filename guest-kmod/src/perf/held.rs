@@ -115,7 +115,7 @@ impl Held {
     }
 }
 
-/// The values of an event that perf gets.
+/// What perf is given of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Progress {
@@ -123,7 +123,7 @@ pub struct Progress {
     pub count: u64,
     /// Events to the next overflow, if it samples; below 1 if it has overflowed.
     pub left: i64,
-    /// The time for which the event was stalled since perf last got this time.
+    /// The time for which it was stalled since perf was last given that.
     pub stalled: u64,
 }
 

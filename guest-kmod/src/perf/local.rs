@@ -19,7 +19,7 @@ use crate::perf::sample::Registers;
 pub enum EventTime {
     /// The time at which perf added the event.
     Added = 0,
-    /// The time up to which perf has computed how long the event has run.
+    /// The time up to which perf's books say how long the event has run.
     Booked = 1,
     /// The present time.
     Now = 2,
@@ -31,7 +31,7 @@ pub trait LocalEvents: LocalVcpu {
     /// Returns a time of an event.
     fn time(&mut self, index: u32, which: EventTime) -> u64;
 
-    /// Adds to perf's state what an event has counted, and for how long it was stalled.
+    /// Adds to perf's books what an event has counted, and for how long it was stalled.
     fn book_progress(&mut self, index: u32, progress: &Progress);
 
     /// Subtracts this from the time for which perf believes that the event has run.

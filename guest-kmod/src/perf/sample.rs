@@ -9,7 +9,7 @@ use shared_abi::hypercall::{HvPlace, PLACE_NONE, PLACE_USER};
 pub enum Registers {
     /// The thread's registers when it entered the kernel.
     User = 0,
-    /// The registers at the instruction that was interrupted.
+    /// The registers that the interrupt has stopped.
     Interrupted = 1,
     /// The place that the hypervisor has given.
     Place = 2,

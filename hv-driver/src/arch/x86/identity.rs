@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What an x86 CPU reports about itself, as far as it concerns the PMU.
 
-/// What a CPU reports about itself.
+/// What a CPU says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Identity {
