@@ -32,7 +32,7 @@ pub(crate) struct Probe(Option<Started>);
 #[derive(Debug)]
 struct Started {
     slot: PhysSlot,
-    /// What the slot counts; 0 for nothing.
+    /// The event select of the slot; 0 if it counts nothing.
     evntsel: u64,
     /// How often the vCPU had been switched in.
     switches: u64,

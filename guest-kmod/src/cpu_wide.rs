@@ -2,8 +2,8 @@
 //! CPU-wide counting: a CPU counts with a thread's counters that are never switched.
 //!
 //! Threads and CPUs exclude each other, because otherwise every thread that needs counters would
-//! take them away from the CPU.  [`Admission`] says who may have the counters.  A thread that comes
-//! to a CPU that counts reads `BUSY` in place of numbers.
+//! take them away from the CPU. [`Admission`] decides whether threads or CPUs have the counters. A
+//! thread that is switched in on a CPU that counts reads `BUSY` in place of numbers.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -24,13 +24,13 @@ const NOBODY: Owner = 0;
 
 /// Who has the counters: threads, or CPUs on behalf of one descriptor.
 ///
-/// CPUs cannot start while a thread has counters that a privileged caller has given it, one that
-/// may observe the whole system.  Other threads do not keep them from starting.  Threads come and
-/// go at any time.  Requests about CPUs are served one at a time.
+/// CPUs cannot start while a thread has counters from a privileged caller, which is one that may
+/// observe the whole system. Other threads with counters do not prevent the start. Threads come and
+/// go at any time. Requests about CPUs are served one at a time.
 #[derive(Debug)]
 pub struct Admission {
     users: AtomicU64,
-    /// The descriptor that CPUs belong to, or [`NOBODY`].
+    /// The descriptor that owns the CPUs, or [`NOBODY`].
     owner: AtomicU64,
     /// CPUs that have something to count.
     set: AtomicU32,
@@ -74,15 +74,15 @@ impl Admission {
     }
 
     fn users(&self) -> Users {
-        // ATOMICS: one word that says all there is to know.
+        // ATOMICS: this word contains the whole decision.
         Users::unpack(self.users.load(Relaxed))
     }
 
     /// Changes the users in one step, or returns `BUSY` and changes nothing.
     fn change(&self, change: impl Fn(Users) -> Result<Users, Errno>) -> Result<(), Errno> {
         let packed = |word| change(Users::unpack(word)).map(Users::pack).ok();
-        // ATOMICS: admits by the order of changes to this word alone.  Counters that threads or
-        // CPUs have were published by other means: a thread's are its own, and CPUs are called.
+        // ATOMICS: the order of changes to this word alone decides. The state of counters is
+        // published by other means: only a thread itself uses its counters, and CPUs are called.
         let changed = self.users.fetch_update(Relaxed, Relaxed, packed);
         changed.map(drop).map_err(|_| Errno::BUSY)
     }
@@ -185,7 +185,8 @@ impl Admission {
     /// Returns whether this descriptor owns the CPUs. Only its own requests change that, so a
     /// descriptor that is being closed may ask at any time.
     pub fn is_owner(&self, by: Owner) -> bool {
-        // ATOMICS: what the descriptor itself has written, or something else.
+        // ATOMICS: this loads what the descriptor itself has written, or another descriptor's
+        // number.
         self.owner.load(Relaxed) == by
     }
 
@@ -266,7 +267,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         Ok(())
     }
 
-    /// Stops what [`start_cpu_wide`](Self::start_cpu_wide) has started.
+    /// Stops the counting that [`start_cpu_wide`](Self::start_cpu_wide) has started.
     pub fn stop_cpu_wide(&mut self, counters: (&mut ThreadPmu, &ThreadPage), counting: &Counting) {
         let (pmu, page) = counters;
         pmu.stop(page, self, counting);

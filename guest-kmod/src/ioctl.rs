@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Validates what user programs pass.
+//! Validates the arguments of user programs.
 
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
@@ -124,8 +124,8 @@ impl Request {
     }
 }
 
-/// Checks that a signal or ring is given exactly when a counter samples.  No period is too short:
-/// overflows are merged if the thread could otherwise not get on, or if they exceed the
+/// Checks that a signal or ring is given exactly when a counter samples. No period is too short:
+/// overflows are merged if the thread would otherwise make no progress, or if they exceed the
 /// hypervisor's rate.
 fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), Errno> {
     let samples = counters.iter().any(|counter| counter.mode == MODE_SAMPLING);

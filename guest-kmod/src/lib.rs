@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Gives each thread of a guest counters of its own, in the guest's kernel.
 //!
-//! A thread's counters live in a [`ThreadPmu`].  When the thread is switched in, its
-//! configuration is loaded on the [`Vcpu`] unless it is loaded already, and `Start*` is sampled;
-//! when it is switched out, what was counted since is added to its sums.  Both are published in
-//! its thread page by [`publish`] for the thread itself to read.
+//! A thread's counters live in a [`ThreadPmu`]. When the thread is switched in, its configuration
+//! is loaded on the [`Vcpu`] unless it is loaded already, and `Start*` is sampled; when it is
+//! switched out, the counts since then are added to its sums. [`publish`] publishes both in the
+//! thread page, where the thread itself reads them.
 //!
-//! Everything here decides; what touches the kernel is behind [`hal::Kernel`].
+//! This crate makes the decisions; [`hal::Kernel`] has all accesses to the kernel.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Does what takes several steps on the vCPU that executes this: it chooses pages and registers
-//! them, suspends the thread that would lose its page, and brings the vCPU online and offline.
+//! Carries out the operations that take several steps on the vCPU that executes this: it chooses
+//! pages and registers them, suspends the thread that would lose its page, and brings the vCPU
+//! online and offline.
 //!
 //! The module's glue and the simulator both implement [`LocalVcpu`], so that the simulator tests
 //! the order of these steps, too.
@@ -13,8 +14,8 @@ use crate::vcpu::{ThisVcpu, Vcpu};
 
 /// The vCPU that executes this, with interrupts disabled, and the pages that it may register.
 ///
-/// There is a page for each user who has counters, and one for perf.  One of them is *chosen*:
-/// [`with_cpu`](Self::with_cpu) has it, and it is registered next.
+/// There is a page for each user who has counters, and one for perf. One of them is *chosen*:
+/// [`with_cpu`](Self::with_cpu) passes this page on, and it is registered next.
 pub trait LocalVcpu {
     /// The kernel on this vCPU.
     type Kernel: Kernel;
@@ -30,13 +31,13 @@ pub trait LocalVcpu {
     /// Describes the thread that executes this.
     fn executing(&self) -> Subject;
 
-    /// Returns the observer that a user is.
+    /// Returns a user's observer.
     fn observer_of(user: Self::User) -> Observer;
 
     /// Chooses the page of a user.
     fn choose_page_of(&mut self, user: Self::User);
 
-    /// Chooses perf's page.  The page that was chosen before may be freed from now on.
+    /// Chooses perf's page. The previously chosen page may be freed from now on.
     fn choose_perfs_page(&mut self);
 
     /// Returns a number for which no page is registered, and for which no vCPU keeps perf's.
@@ -68,7 +69,7 @@ pub trait LocalVcpu {
         if self.with_state(|vcpu| vcpu.lacks_page_of(observer)) { Ok(()) } else { self.hide() }
     }
 
-    /// Registers a user's page in place of what is registered, unless it is registered already.
+    /// Registers a user's page in place of the registered one, unless it is registered already.
     ///
     /// # Errors
     ///
@@ -82,7 +83,7 @@ pub trait LocalVcpu {
         }
     }
 
-    /// Registers a user's page in place of what is registered.
+    /// Registers a user's page in place of the registered one.
     ///
     /// # Errors
     ///
@@ -98,7 +99,7 @@ pub trait LocalVcpu {
         shown
     }
 
-    /// Registers perf's page for a subject, in place of what is registered.
+    /// Registers perf's page for a subject, in place of the registered one.
     ///
     /// # Errors
     ///
@@ -113,7 +114,7 @@ pub trait LocalVcpu {
         Ok(())
     }
 
-    /// Registers perf's page for perf's events that are here, if no page is registered; see
+    /// Registers perf's page for perf's events on this vCPU, if no page is registered; see
     /// [`Vcpu::events_need_page_for`].
     ///
     /// # Errors
@@ -130,9 +131,9 @@ pub trait LocalVcpu {
         }
     }
 
-    /// Does what has to be done before `next` executes in place of the present thread; see
-    /// [`Vcpu::leave_to`].  `own` is the observer of the counters of `next`, if it has any that
-    /// count.  `suspend` suspends the counters of the present thread.
+    /// Carries out everything that must happen before `next` executes in place of the present
+    /// thread; see [`Vcpu::leave_to`]. `own` is the observer of the counters of `next`, if it has
+    /// any that count. `suspend` suspends the counters of the present thread.
     ///
     /// # Errors
     ///
@@ -151,9 +152,9 @@ pub trait LocalVcpu {
         self.leave(leave, next, suspend)
     }
 
-    /// Does what has to be done after the present thread has got other rights without a switch; see
-    /// [`Vcpu::become_subject`].  `own` is the observer of its counters, if it has any that count.
-    /// `suspend` suspends them.
+    /// Carries out everything that must happen after the present thread has got other rights
+    /// without a switch; see [`Vcpu::become_subject`]. `own` is the observer of its counters, if it
+    /// has any that count. `suspend` suspends them.
     ///
     /// # Errors
     ///
@@ -168,7 +169,7 @@ pub trait LocalVcpu {
         self.leave(leave, &present, suspend)
     }
 
-    /// Does what `leave` says, so that `subject` may execute.
+    /// Carries out `leave`, so that `subject` may execute.
     ///
     /// # Errors
     ///
@@ -220,8 +221,8 @@ pub trait LocalVcpu {
         Ok(())
     }
 
-    /// Brings the vCPU online again after its machine was restored, when nothing is registered with
-    /// the hypervisor that is there now.
+    /// Brings the vCPU online again after its machine was restored, when no page is registered with
+    /// the present hypervisor.
     ///
     /// # Errors
     ///
@@ -233,10 +234,10 @@ pub trait LocalVcpu {
         self.come_online(may_count)
     }
 
-    /// Has `operate` carry out a request of the thread that executes, whose user this is.  A thread
+    /// Calls `operate`, which carries out a request of the executing thread of this user. A thread
     /// that does not count yet may find another user's page registered.
     fn operate<R>(&mut self, user: Self::User, operate: impl FnOnce(&mut Self) -> R) -> R {
-        // If that is refused, the request fails for the same reason.
+        // If the hypervisor refuses the page, the request fails for the same reason.
         let _ = self.show_page_of(user);
         operate(self)
     }
@@ -256,7 +257,7 @@ pub trait LocalVcpu {
     ) -> Result<(), Errno> {
         // What was counted cannot be read without the page.
         suspend(self, thread);
-        // If that is refused, the start fails for the same reason.
+        // If the hypervisor refuses the page, the start fails for the same reason.
         let _ = self.show_page_of(user);
         start(self, thread)
     }

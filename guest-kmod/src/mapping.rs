@@ -21,19 +21,19 @@ pub struct Mapping {
     pub may_change: bool,
 }
 
-/// What a thread's descriptor has to map.
+/// The pages that a thread's descriptor has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mappable {
     /// Possible CPUs.
     pub cpus: u32,
     /// Pages of the thread's ring; 0 without a ring.
     pub ring_pages: u32,
-    /// Whose vCPU pages they are: the user and container that the thread had when it got its
+    /// The owner of the vCPU pages: the user and container that the thread had when it got its
     /// counters.
     pub observer: Observer,
 }
 
-/// What is mapped.
+/// The pages that a mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
     /// The thread's page, and every vCPU's behind it.
@@ -49,7 +49,7 @@ pub enum Mapped {
 /// # Errors
 ///
 /// `NXIO` if there is no ring; `PERM` if the mapping is not of all pages, not shared or not
-/// read-only, or if the caller may not look at the thread's user.
+/// read-only, or if the caller may not see the pages of the thread's user.
 pub fn may_map(
     wanted: &Mapping,
     mappable: &Mappable,

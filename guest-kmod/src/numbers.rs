@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Gives observers the numbers by which the hypervisor tells them apart.
+//! Gives observers the numbers by which the hypervisor distinguishes them.
 //!
-//! Users' numbers and those for which perf's page is registered are two halves of what a number can
-//! be.  After two billion of them a half begins anew, and passes over those that somebody has.
+//! One half of all numbers is for users, and the other half for the subjects for whom perf's page
+//! is registered. After two billion numbers a half begins anew, and skips those that somebody has.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Who is given a number.
+/// The kinds of observers that get numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
     /// A user with counters.
@@ -15,11 +15,11 @@ pub enum Whose {
     Perfs,
 }
 
-/// The bit that perf's numbers have.
+/// The bit that is set in perf's numbers.
 const PERFS: u32 = 1 << 31;
 
-/// Returns a number that nobody has.  `given` says how many were given to this half so far.
-/// `has` returns whether somebody has a number, and is only asked about numbers that may have been
+/// Returns a number that nobody has. `given` says how many numbers of this half were given so far.
+/// `has` returns whether somebody has a number; it is only called for numbers that may have been
 /// given before.
 pub fn new_number(given: &AtomicU64, whose: Whose, has: impl Fn(u32) -> bool) -> u32 {
     let half = match whose {
@@ -29,7 +29,7 @@ pub fn new_number(given: &AtomicU64, whose: Whose, has: impl Fn(u32) -> bool) ->
     loop {
         let before = given.fetch_add(1, Relaxed);
         let number = (before as u32).wrapping_add(1) & !PERFS | half;
-        // The hypervisor takes 0 like any other number; here it is nobody's.
+        // For the hypervisor 0 is a number like any other; here no observer has it.
         let is_free = before < PERFS.into() || !has(number);
         if number != 0 && is_free {
             return number;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Decides when a thread's sampling counters overflow.
 //!
-//! The hypervisor's virtual interrupt only says that something on this vCPU has overflowed; its
-//! thread may be suspended by now.  Whose it was follows from the counts alone: a counter has
-//! overflowed whenever its count has reached the next multiple of its period.  So nothing depends
-//! on when, or how often, the interrupt comes: none is lost, doubled or given to another thread.
+//! The hypervisor's virtual interrupt only says that something on this vCPU has overflowed; the
+//! thread that caused the overflow may be suspended by now. The counts alone tell which counter it
+//! was: a counter has overflowed whenever its count has reached the next multiple of its period. So
+//! nothing depends on when, or how often, the interrupt comes: no overflow is lost, doubled or
+//! given to another thread.
 
 use shared_abi::arch::EVNTSEL_OS;
 use shared_abi::config::MODE_SAMPLING;
@@ -16,14 +17,15 @@ use shared_abi::slot::bits_of;
 ///
 /// If its period is shorter, it interrupts at the first multiple of the period that is at least
 /// this far away. The overflows before that are merged. Otherwise the next one would come before
-/// the handler has ended, and the thread would make no progress. A handler that counts is a
-/// signal's, or the kernel's if the counter counts the kernel.
+/// the handler has ended, and the thread would make no progress. A counter counts its own handler
+/// if the handler is a signal's, or if the counter counts the kernel.
 const EVENTS_BETWEEN_MIN: u64 = 1_000;
 
-/// What the thread is to be told.
+/// The notification of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// The signal's number, or 0 if it gets none but a record in its ring for each counter.
+    /// The signal's number, or 0 if the thread gets no signal, but a record in its ring for each
+    /// counter.
     pub number: u32,
     /// One bit per counter that has overflowed.
     pub counters: u32,
@@ -39,9 +41,9 @@ pub(crate) struct Overflows {
     period: [u64; MAX_COUNTERS],
     /// The counts at which they overflow next.
     next: [u64; MAX_COUNTERS],
-    /// Counters that have overflowed since the thread was last told.
+    /// Counters that have overflowed since the last report to the thread.
     pending: u32,
-    /// Whether the thread has been told, and has not let its counters continue.
+    /// Whether an overflow was reported, and the thread has not let its counters continue.
     paused: bool,
 }
 
@@ -91,8 +93,8 @@ impl Overflows {
             && self.period.iter().zip(&other.period).all(|(one, two)| one == two)
     }
 
-    /// Stops the counters. Overflows that the thread has not been told of yet are told when they
-    /// continue.
+    /// Stops the counters. Overflows that were not reported to the thread yet are reported when the
+    /// counters continue.
     pub(crate) fn stop(&mut self) {
         if core::mem::take(&mut self.paused) {
             self.pending = 0;
@@ -109,7 +111,7 @@ impl Overflows {
         self.paused
     }
 
-    /// Returns whether there is an overflow that the thread has not been told of.
+    /// Returns whether there is an overflow that was not reported to the thread yet.
     #[inline(always)]
     pub(crate) const fn pending(&self) -> bool {
         self.pending != 0 && !self.paused
@@ -158,7 +160,7 @@ impl Overflows {
         merged
     }
 
-    /// Returns whether overflows are records, and the counters continue by themselves.
+    /// Returns whether overflows are records, so that the counters do not pause.
     pub(crate) const fn recorded(&self) -> bool {
         self.any() && self.signal == 0
     }
@@ -198,7 +200,7 @@ pub(crate) const fn interrupt_distance(distance: u64, period: u64) -> u64 {
     distance.wrapping_add(more.wrapping_mul(period))
 }
 
-/// Returns whether a distance is one into the past.
+/// Returns whether a distance has already been passed.
 const fn is_past(distance: u64) -> bool {
     distance as i64 <= 0
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides who may count what.
+//! Decides which callers may count what.
 //!
-//! Counts of the kernel and of CPUs are asked of perf as well, where a module can: see
+//! For counts of the kernel and of CPUs the module also asks perf, where a module can: see
 //! `docs/soundness.md` for the kernels where it cannot.
 
 use shared_abi::Errno;
@@ -13,8 +13,8 @@ const PARANOID_ALL: i32 = 3;
 /// The level from which on they do not count in kernel mode.
 const PARANOID_KERNEL: i32 = 2;
 
-/// What the kernel knows of the caller's rights.  A question is asked only if its answer matters,
-/// since the kernel logs what it refuses.
+/// The kernel's knowledge of the caller's rights. The core asks a question only if its answer
+/// matters, since the kernel logs each refusal.
 pub trait Rights {
     /// Returns whether the caller may observe the whole system (`CAP_PERFMON`).
     fn has_perfmon(&self) -> bool;

@@ -21,18 +21,18 @@ pub trait Reporter {
     /// Calls [`ThreadPmu::signal_lost`].
     fn signal_lost(&mut self);
 
-    /// Writes a record at its place: what `place` says, and where the thread was.
+    /// Writes a record at its place: the values in `place`, and where the thread was.
     fn write(&mut self, place: &RingPlace);
 
     /// Wakes whoever waits for records.
     fn wake(&mut self);
 
-    /// Reports what [`ThreadPmu`] has found.
+    /// Reports the overflows that [`ThreadPmu`] has found.
     fn report(&mut self, found: Signal) {
         if found.number == 0 {
             self.record(found.counters);
         } else if !self.send(found) {
-            // Nobody would let the counters go on.
+            // Otherwise nothing would let the counters go on.
             self.signal_lost();
         }
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides what becomes of a request of the device, before anything of it is done.
+//! Decides about a request of the device before the module carries out any part of it.
 //!
 //! [`admit`] decides by the table in [`shared_abi::requests`], which also says how much to copy
 //! from the caller.  [`judge`] checks the copied argument.  C copies the argument, carries the
 //! request out, and copies the answer back.
 //!
-//! Two questions are not decided here, because only a lock of the kernel's settles them: whether
+//! Two questions are not decided here, because only a lock of the kernel can decide them: whether
 //! another thread is a tracee of the caller and stays asleep (`glue/hold.c`), and which of two
 //! callers who bind the same descriptor, or the same thread, is the first (`glue/thread.c`).
 
@@ -25,12 +25,12 @@ use crate::ioctl::check_create;
 use crate::policy::{Rights, may_count, may_count_cpus};
 use crate::ring::check_ring;
 
-/// The descriptor that a request came through, and whose counters it has.
+/// The descriptor through which a request came, and the owner of its counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Whether it is open for writing.
+    /// Whether the descriptor is open for writing.
     pub is_writable: bool,
-    /// Whether it has a thread's counters.
+    /// Whether the descriptor is bound to a thread's counters.
     pub is_bound: bool,
     /// Whether these are linked to a thread.
     pub is_linked: bool,
@@ -43,8 +43,8 @@ pub struct Descriptor {
 /// # Errors
 ///
 /// `NOTTY` if there is no such request; `BADF` if the descriptor is not open for writing; `EXIST`
-/// if it has counters, or `INVAL` if it has none; `PERM`, `SRCH` or `ACCES` if this caller may not
-/// make the request.
+/// if it has counters, or `INVAL` if it has no counters; `PERM`, `SRCH` or `ACCES` if this caller
+/// may not make the request.
 pub fn admit(
     number: u32,
     descriptor: Descriptor,
@@ -68,7 +68,7 @@ pub fn admit(
     Ok(request)
 }
 
-/// Returns the answer to `IOC_INFO`: what the machine offers whose hypervisor has answered `query`.
+/// Returns the answer to `IOC_INFO` on a machine whose hypervisor has answered `query`.
 pub const fn info(query: &HvQuery, vcpus: u32, cpu_signature: u32, tsc_khz: u32) -> Info {
     Info {
         abi_major: ABI_MAJOR as u32,

@@ -2,10 +2,10 @@
 //! Handles a vCPU whose guest was restored at any instruction
 //! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).
 //!
-//! The hypervisor that is there now interrupts the vCPU before it executes anything else.  What is
-//! decided here is decided in that interrupt, which is not maskable: it finds the interrupted code
-//! at any place, perhaps between a hypercall and the note of its answer.  So everything that is
-//! kept in mind is a word of its own, and no state of the vCPU beside it is touched.
+//! The present hypervisor interrupts the vCPU before the vCPU executes anything else. The functions
+//! here execute in this interrupt, which is not maskable: it may interrupt any code, perhaps
+//! between a hypercall and the note of its answer. So each piece of state here is a word of its
+//! own, and the interrupt accesses no other state of the vCPU.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, compiler_fence};
@@ -24,24 +24,26 @@ use crate::handshake::handshake_again;
 /// The state of one vCPU that is kept so that it can continue after a restoration.
 #[derive(Debug, Default)]
 pub struct Restoration {
-    /// The frame that is registered, or was, or will be in a moment, or 0 for none.
+    /// The frame of the page that is registered, was registered last, or is about to be registered;
+    /// 0 for none.
     frame: AtomicU64,
     /// The observer for whom it is registered.
     observer: AtomicU32,
     /// The number of the machine on its host, or 0 if it may not count.
     machine: AtomicU64,
-    /// What the page said when the vCPU was last interrupted, and which page it was.
+    /// The page's content when the vCPU was last interrupted, and which page it was.
     seen_frame: AtomicU64,
     seen_overflows: AtomicU64,
     seen_flags: AtomicU32,
     /// The reason for which the vCPU could not continue from its page, as a negative number, or 0
     /// if it could.
     refusal: AtomicI32,
-    /// Whether the kernel has to look anew if it may count, at a place where the kernel may wait.
+    /// Whether the kernel has to ask anew if the vCPU may count, at a place where the kernel may
+    /// wait.
     look: AtomicBool,
 }
 
-/// Returns whether a page that was registered, or was to be, is registered after this answer.
+/// Returns whether the page is registered after this answer.
 const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
     match (op, answer) {
         (OP_REGISTER, answer) => answer.is_ok(),
@@ -65,12 +67,13 @@ impl Restoration {
         }
     }
 
-    /// Makes a hypercall of the vCPU, and notes what a restoration in its middle has to know.
+    /// Makes a hypercall of the vCPU, and notes what a restoration in the middle of it needs to
+    /// know.
     ///
     /// # Errors
     ///
-    /// The hypervisor's error. If a load finds no page because the vCPU could not continue from it,
-    /// the reason of that.
+    /// The hypervisor's error. If a load finds no page because the vCPU could not continue from its
+    /// page, the reason for this.
     pub fn hypercall(
         &self,
         hypervisor: &impl Hypervisor,
@@ -83,7 +86,7 @@ impl Restoration {
             self.observer.store(wanted.observer, Relaxed);
             self.frame.store(wanted.gfn, Relaxed);
         }
-        // The interrupt comes before the hypercall, or after it: it finds the note all the same.
+        // The interrupt finds the note, whether it comes before the hypercall or after it.
         compiler_fence(SeqCst);
         let answer = hypervisor.hypercall(op, argument);
         compiler_fence(SeqCst);
@@ -107,13 +110,13 @@ impl Restoration {
         self.asks_machine(hypervisor);
     }
 
-    /// Handles an interrupt of the vCPU. `page` is the one that was registered last, and `before`
+    /// Handles an interrupt of the vCPU. `page` is the page that was registered last, and `before`
     /// is the answer of the first handshake.
     ///
     /// Returns how many of the driver's interrupts explain what the page says, from 0 to 2. The
-    /// interrupt may be somebody else's if none does. If there are two, the other one may still
-    /// come: an overflow that happens after the vCPU was interrupted, but before the page is looked
-    /// at here, is in the page already.
+    /// interrupt may be somebody else's if none does. If two interrupts explain it, the other one
+    /// may still come: the page already contains an overflow that happens after the interruption,
+    /// but before this function reads the page.
     pub fn interrupted(
         &self,
         hypervisor: &impl Hypervisor,
@@ -140,7 +143,7 @@ impl Restoration {
         self.look.load(Relaxed)
     }
 
-    /// Looks whether the vCPU, which is or is not `online`, may count. Returns whether the kernel
+    /// Asks whether the vCPU, which is or is not `online`, may count. Returns whether the kernel
     /// has to register its page anew, after which it calls [`Self::looked`].
     pub fn looks(&self, hypervisor: &impl Hypervisor, before: &HvQuery, online: bool) -> bool {
         self.look.store(false, Relaxed);
@@ -159,17 +162,16 @@ impl Restoration {
         }
     }
 
-    /// Returns whether the hypervisor that published in the page is not beneath this vCPU any more.
-    /// While the vCPU executes, its hypervisor says so there.
+    /// Returns whether another hypervisor than this vCPU's present one has published in the page.
+    /// While the vCPU executes, the page of its own hypervisor says that it executes.
     fn was_left(&self, page: &VcpuPage) -> bool {
         let flags = page.flags.load(Relaxed);
         self.frame.load(Relaxed) != 0
             && flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED
     }
 
-    /// Has the present hypervisor continue counting from what the page says, before the interrupted
-    /// code looks at anything: that code finds its counters as they were, whatever it was about to
-    /// do.
+    /// Makes the present hypervisor continue from the page's content before the interrupted code
+    /// reads anything: whatever that code was about to do, it finds its counters as they were.
     fn go_on(&self, hypervisor: &impl Hypervisor, before: &HvQuery, page: &VcpuPage) {
         let went_on = handshake_again(hypervisor, before).and_then(|()| {
             let (gfn, observer) = (self.frame.load(Relaxed), self.observer.load(Relaxed));
@@ -184,10 +186,10 @@ impl Restoration {
         }
     }
 
-    /// Returns how many interrupts explain what the page says and did not say at the last one.
+    /// Returns how many interrupts explain the change of the page since the last interrupt.
     fn explained(&self, page: &VcpuPage) -> u32 {
         let frame = self.frame.load(Relaxed);
-        // What the kernel has written in a page is no news.
+        // The kernel's own writes to the page are no change by a hypervisor.
         if frame == 0 || self.refused().is_some() {
             return 0;
         }
@@ -196,13 +198,13 @@ impl Restoration {
         let more = overflows.wrapping_sub(self.seen_overflows.swap(overflows, Relaxed));
         let other_flags = self.seen_flags.swap(flags, Relaxed) != flags;
         if other_frame {
-            // Its overflows are not compared with those of another page.
+            // The number of overflows is not compared with that of another page.
             return 1;
         }
         more.min(2).max(u64::from(other_flags)) as u32
     }
 
-    /// Returns whether this is another machine, or one that may count, since that was last asked.
+    /// Returns whether the machine has been restored or allowed to count since the last call.
     fn asks_machine(&self, hypervisor: &impl Hypervisor) -> bool {
         let mut now = HvQuery {
             abi_major: u32::from(ABI_MAJOR),
@@ -215,13 +217,13 @@ impl Restoration {
     }
 }
 
-/// What the page of a vCPU says that could not continue.  As if the host had forbidden it, there
-/// are no direct reads.  It does not say that its hypervisor has left it: if the vCPU is restored
+/// The flags in the page of a vCPU that could not continue. There are no direct reads, as if the
+/// host had forbidden the vCPU to count. The flags say that the vCPU executes: if it is restored
 /// once more before it has registered a page, there is nothing to continue from.
 const GIVEN_UP: u32 = VCPU_REGISTERED | VCPU_EXECUTING;
 
 /// Writes in the page that nobody counts for this vCPU any more, as if the host had forbidden it.
-/// The kernel writes in place of the hypervisor, which does not publish there any more.
+/// The kernel writes the page in place of the hypervisor, which does not publish in it any more.
 fn take_for_forbidden(page: &VcpuPage) {
     let _guard = page.seq.write(&mut page.seq.writes());
     page.flags.store(GIVEN_UP, Relaxed);
@@ -244,7 +246,7 @@ mod tests {
     const EXECUTING: u32 = VCPU_REGISTERED | VCPU_DIRECT | VCPU_EXECUTING;
     const LEFT: u32 = VCPU_REGISTERED | VCPU_DIRECT;
 
-    /// A hypervisor that answers as it is told to.
+    /// A hypervisor whose answers the test sets.
     struct Host {
         machine: Cell<u64>,
         refuses: Cell<Option<(u32, Errno)>>,

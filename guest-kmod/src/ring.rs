@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages a thread's ring of samples: where the next record goes, and whether there is room.
 //!
-//! The thread writes, in its own interrupts; somebody else may take records meanwhile, on another
-//! vCPU. Nothing of this is where a user can write, and what is said to be taken is believed only
-//! as far as records were written.  So the worst that a consumer can do is to lose its own records.
+//! The thread writes records in its own interrupts; another thread may take records meanwhile, on
+//! another vCPU. Users can write to nothing here, and the module accepts a number of taken records
+//! only up to the number written. So a reader can at worst lose its own records.
 
 use core::iter;
 
@@ -15,17 +15,17 @@ use shared_abi::{Errno, ThreadPage};
 /// The ring of one thread, which may not have one.
 #[derive(Debug, Default)]
 pub struct Ring {
-    /// The number of records that it holds, which is a power of two, or 0 without a ring. Written
-    /// once, by the thread.
+    /// The number of records that it holds, which is a power of two, or 0 without a ring. The
+    /// thread writes it once.
     room: AtomicU32,
     record_bytes: AtomicU32,
     watermark: AtomicU32,
     /// The number of callers that each record has room for.
     callers: AtomicU32,
-    /// The number of records so far. Written by the thread, with interrupts disabled.
+    /// The number of records so far. The thread writes it, with interrupts disabled.
     written: AtomicU64,
     lost: AtomicU64,
-    /// The number of records that were taken. Written by whoever takes them.
+    /// The number of records that were taken. The thread that takes them writes it.
     taken: AtomicU64,
 }
 
@@ -43,7 +43,8 @@ impl Ring {
         self.record_bytes.store(request.record_bytes() as u32, Relaxed);
         self.watermark.store(request.watermark, Relaxed);
         self.callers.store(request.callers, Relaxed);
-        // ATOMICS: who takes, or asks whether it is ready, sees all of it or no ring.
+        // ATOMICS: a thread that takes records, or asks whether there are enough, sees the whole
+        // ring or none.
         self.room.store(request.room() as u32, Release);
         Ok(())
     }
@@ -53,13 +54,14 @@ impl Ring {
         self.room.load(Acquire) != 0
     }
 
-    /// Returns where the next record goes, in bytes, or `None` if there is no room, which is
-    /// counted.
+    /// Returns the place of the next record, in bytes, or `None` if there is no room; it counts the
+    /// record as lost then.
     #[inline(always)]
     pub fn place(&self, page: &ThreadPage) -> Option<u64> {
         let room = u64::from(self.room.load(Relaxed));
         let written = self.written.load(Relaxed);
-        // ATOMICS: who has taken a record has read it before its place is written again.
+        // ATOMICS: a thread that reports a record as taken has read it before its place is written
+        // again.
         if written.wrapping_sub(self.taken.load(Acquire)) >= room {
             let lost = self.lost.load(Relaxed).wrapping_add(1);
             self.lost.store(lost, Relaxed);
@@ -81,7 +83,7 @@ impl Ring {
     #[inline(always)]
     pub fn wrote(&self, page: &ThreadPage) {
         let written = self.written.load(Relaxed).wrapping_add(1);
-        // ATOMICS: whoever sees the number sees the record.
+        // ATOMICS: a reader that sees the number also sees the record.
         self.written.store(written, Release);
         page.ring_written.store(written, Release);
     }
@@ -100,12 +102,13 @@ impl Ring {
             let there = self.written.load(Acquire).wrapping_sub(before);
             (taken.wrapping_sub(before) <= there).then_some(taken)
         };
-        // ATOMICS: of callers at the same time each finds what the one before it has left.
+        // ATOMICS: of several callers at the same time, each sees the number that the previous one
+        // has stored.
         let result = self.taken.fetch_update(Release, Relaxed, later);
         result.map(drop).map_err(|_| Errno::INVAL)
     }
 
-    /// Returns whether it is full to its watermark.
+    /// Returns whether the ring is full to its watermark.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
         self.exists()

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides to whom a vCPU's counters are shown, and when that has to end.
+//! Decides to which observer a vCPU's counters are shown, and when this has to end.
 //!
-//! What a vCPU counts can be seen in the page that is registered with it, and by reading counters
-//! directly.  So at most one observer's page is registered at a time, and only while nothing
-//! executes there that this observer may not look into.  The rule is [`Shown::may_execute`]; the
-//! kernel asks it at each switch of threads and when a program is executed, and takes the page back
-//! if the answer is no.
+//! A vCPU's counts are visible in the page that is registered with it, and through direct reads of
+//! counters. So at most one observer's page is registered at a time, and only while no subject
+//! executes there that this observer may not see. The rule is [`Shown::may_execute`]; the kernel
+//! applies it at each switch of threads and when a program is executed, and takes the page back if
+//! the subject may not execute with it.
 //!
-//! perf's events are counted where no thread of their user has counters, too.  They have a page of
-//! their own there, which nobody maps.  It is shown for one subject at a time all the same, because
+//! perf's events also count where no thread of their user has counters. There they have a page of
+//! their own, which nobody maps. This page is also registered for one subject at a time, because
 //! counters can be read directly while it is registered.
 
 use shared_abi::Errno;
@@ -43,9 +43,9 @@ pub struct Observer {
     pub container: u64,
     /// The effective user of its threads.
     pub uid: u32,
-    /// The number by which the hypervisor knows it, which is not 0.
+    /// The observer's number for the hypervisor, which is not 0.
     pub number: u32,
-    /// Whether it may look into the kernel.
+    /// Whether the observer may look into the kernel.
     pub sees_kernel: bool,
 }
 
@@ -65,11 +65,12 @@ pub struct Shown {
     pub counts: bool,
 }
 
-/// The user whose processes may look into the kernel, unless a container keeps them from it.
+/// The user whose processes may look into the kernel, unless they are in a container that forbids
+/// it.
 pub(crate) const ROOT_UID: u32 = 0;
 
-/// [`Shown::uid`] that no process has: perf's page is shown for a program that nobody may look
-/// into, so everything else makes that end.
+/// A [`Shown::uid`] that no process has. It stands for perf's page that is registered for a guarded
+/// program: the page has to go when any other subject executes.
 const NO_UID: u32 = u32::MAX;
 
 impl Shown {
@@ -103,7 +104,7 @@ impl Observer {
     }
 }
 
-/// The state of pages that is kept beside what is registered.
+/// The state of pages beside [`Shown`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pages {
     pub(crate) shown: Shown,
@@ -112,11 +113,12 @@ pub(crate) struct Pages {
     is_perfs: bool,
     /// The number of perf's events here that count every subject.
     wide: u32,
-    /// The subject for whom perf's page was registered last, and by what number.
+    /// The subject for whom perf's page was registered last, and the number for which it was
+    /// registered.
     perf: Option<(Subject, u32)>,
-    /// The subject at a switch to which the page was unregistered from perf's events, or none was
-    /// registered. perf removes these events next, or has them continue with this subject, before
-    /// it enables its PMU again.
+    /// The subject of the present switch, if at this switch the page of perf's events was
+    /// unregistered, or no page was registered. perf next removes these events, or continues them
+    /// with this subject, before it enables its PMU again.
     coming: Option<Subject>,
 }
 
@@ -126,13 +128,14 @@ impl Pages {
         (self.shown, self.sees_kernel, self.is_perfs) = (Shown::default(), false, false);
     }
 
-    /// Notes that something is loaded from now on that counts or does not, also in kernel mode.
+    /// Notes whether the configuration that is loaded from now on counts anything, and whether it
+    /// counts in kernel mode.
     pub(crate) fn loaded(&mut self, counts: bool, counts_kernel: bool) {
         self.shown.counts = counts;
         self.shown.hides_kernel = counts_kernel && !self.sees_kernel;
     }
 
-    /// Returns whether what is registered may show what perf counts of this subject.
+    /// Returns whether the registered page may show what perf counts of this subject.
     fn is_for(&self, subject: &Subject) -> bool {
         let for_perf = self.is_perfs && self.perf.is_some_and(|(last, _)| last == *subject);
         let open = Subject { kind: SUBJECT_OPEN, ..*subject };
@@ -140,10 +143,10 @@ impl Pages {
     }
 }
 
-/// What to do when a subject begins to execute that the observer may not see.
+/// The action when a subject begins to execute that the observer may not see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Nothing has to be done: what is registered stays.
+    /// Nothing has to be done: the registered page stays.
     Stay,
     /// The page is unregistered.
     Hide,
@@ -152,13 +155,13 @@ pub enum Leave {
 }
 
 impl Vcpu {
-    /// Returns what is registered here.
+    /// Returns which page is registered here.
     pub fn shown(&self) -> &Shown {
         &self.pages.shown
     }
 
     /// Returns what has to happen before `next` executes here. `own` is the observer of its
-    /// counters, if it has any that count: it shows what it does in that page itself.
+    /// counters, if it has any that count: `next` may be seen in the page of this observer.
     pub fn leave_to(&self, next: &Subject, own: Option<u32>) -> Leave {
         let pages = &self.pages;
         let stays = pages.shown.may_execute(next) || own == Some(pages.shown.number);
@@ -170,8 +173,8 @@ impl Vcpu {
         }
     }
 
-    /// Notes that `next` comes to execute here, for which `leave` has to happen. If perf has events
-    /// continue that are here and have no page, this is for `next`, and not for the subject that
+    /// Notes that `next` is switched in, before which `leave` has to happen. If perf continues
+    /// events that are here and have no page, it does so for `next`, and not for the subject that
     /// still executes.
     pub fn note_who_comes(&mut self, next: &Subject, leave: Leave) {
         let has_no_page = leave == Leave::Hide || !self.is_registered();
@@ -181,21 +184,21 @@ impl Vcpu {
 
     /// Returns for which subject perf's page has to be registered so that perf's events here count
     /// when its PMU is enabled, if none is registered: for `present`, which executes, or for the
-    /// one that comes instead.
+    /// subject that is being switched in.
     ///
-    /// There is no page if its user was removed, if the machine has slept, or if perf has the
-    /// events continue with a task of another user.
+    /// There is no page if its user was removed, if the machine has slept, or if perf continues the
+    /// events with a task of another user.
     pub fn events_need_page_for(&self, present: &Subject) -> Option<Subject> {
         self.events_stand_still().then(|| self.pages.coming.unwrap_or(*present))
     }
 
-    /// Returns whether there are events of perf's here and no page is registered.
+    /// Returns whether perf has events here and no page is registered.
     pub fn events_stand_still(&self) -> bool {
         !self.events.is_empty() && !self.is_registered()
     }
 
     /// Returns whether a thread of this observer needs the observer's page registered in place of
-    /// what is.
+    /// the present one.
     pub fn lacks_page_of(&self, observer: &Observer) -> bool {
         self.pages.shown.number != observer.number
     }
@@ -221,9 +224,9 @@ impl Vcpu {
         }
     }
 
-    /// Returns whether an event of perf's needs perf's page registered here, which it does unless
-    /// what is registered may show it. `own` is the observer of the present thread's counters,
-    /// which may be running.
+    /// Returns whether an event of perf's needs perf's page registered here: it does unless the
+    /// registered page may show it. `own` is the observer of the present thread's counters, which
+    /// may be running.
     pub fn event_needs_page(&self, current: &Subject, own: Option<u32>, wide: bool) -> bool {
         let number = self.pages.shown.number;
         let fits = wide || self.pages.wide > 0 || self.pages.is_for(current);
@@ -235,9 +238,8 @@ impl Vcpu {
         self.pages.wide = self.pages.wide.saturating_add(1);
     }
 
-    /// Notes that an event of perf's is removed, and whether it counted every subject.
-    /// Returns whether the page has to be unregistered, because it is not shown for the subject
-    /// that is here now.
+    /// Notes that an event of perf's is removed, and whether it counted every subject. Returns
+    /// whether the page has to be unregistered, because it may not show the present subject.
     pub fn event_goes(&mut self, current: &Subject, wide: bool) -> bool {
         let pages = &mut self.pages;
         pages.wide = pages.wide.saturating_sub(wide.into());
@@ -295,7 +297,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     }
 
     /// Registers the vCPU's page, which is perf's, for this subject, after [`Self::make_room`].
-    /// `number` is what [`Vcpu::number_of_perf`] has returned, or one that nobody has. The
+    /// `number` is the result of [`Vcpu::number_of_perf`], or a number that nobody has. The
     /// hypervisor then clears what another subject has counted.
     ///
     /// # Errors
@@ -312,7 +314,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     }
 }
 
-/// Returns whether anybody may look into what the subject does.
+/// Returns whether any observer may see the subject.
 const fn is_open(subject: &Subject) -> bool {
     subject.kind != SUBJECT_GUARDED
 }

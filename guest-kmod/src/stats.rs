@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts of what the module does, one set per vCPU.
+//! Statistics of the module's work, one set for each vCPU.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,11 +9,11 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// Adds to the count.  Only the vCPU that it belongs to does, with interrupts disabled, so no
-    /// locked instruction is needed.
+    /// Adds to the count. Only the vCPU that has the count calls this, with interrupts disabled, so
+    /// no locked instruction is needed.
     #[inline(always)]
     pub(crate) fn add(&self, amount: u64) {
-        // ATOMICS: one writer; readers elsewhere only need whole values.
+        // ATOMICS: there is one writer; readers on other vCPUs only need whole values.
         self.0.store(self.0.load(Relaxed).wrapping_add(amount), Relaxed);
     }
 
@@ -25,7 +25,7 @@ impl Count {
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident = $c_name:literal,)+) => {
-        /// What the module did on one vCPU.
+        /// The statistics of one vCPU.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: Count,)+
@@ -79,7 +79,7 @@ stats! {
     switch_out_calls = c"switch_out_calls",
     /// Instructions spent in them.
     switch_out_instructions = c"switch_out_instructions",
-    /// Interrupts whose cost was measured; only those that a thread was told of.
+    /// Interrupts whose cost was measured; only those whose overflow was reported to a thread.
     interrupt_calls = c"interrupt_calls",
     /// Instructions spent in them.
     interrupt_instructions = c"interrupt_instructions",

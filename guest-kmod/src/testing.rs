@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Provides a small machine to test on: a hypervisor with a few vCPUs that count what they are told
-//! to have executed.
+//! Provides a small machine for tests: a hypervisor with a few vCPUs, whose counters count what a
+//! test says that they execute.
 
 extern crate std;
 
@@ -130,9 +130,10 @@ pub(crate) struct Machine {
     pub(crate) refuses_loads: Cell<bool>,
     /// The host has no driver any more: it lets nobody read counters, and nobody writes to pages.
     pub(crate) refuses_reads: Cell<bool>,
-    /// How many more of the kernel's reads of counters are hit by a vCPU switch.
+    /// How many more of the kernel's reads of counters a switch of vCPUs disturbs.
     pub(crate) disturbances: Cell<u32>,
-    /// What a kernel's look at its counters executes, in a ring that they count.
+    /// The number of instructions that a read of counters in the kernel executes, in a ring that
+    /// they count.
     pub(crate) instructions_per_sample: Cell<u64>,
     hypercalls: RefCell<Vec<(usize, u32)>>,
     /// The frame that every page has.
@@ -141,7 +142,7 @@ pub(crate) struct Machine {
     pub(crate) registered: RefCell<Vec<u64>>,
     /// The place where every counter has overflowed, without the slot.
     pub(crate) place: Cell<HvPlace>,
-    /// What the hypervisor was told to record since the last time.
+    /// The filters that the hypervisor was given since the last call.
     pub(crate) recorded: RefCell<Vec<u32>>,
     /// The host records no branches.
     pub(crate) refuses_records: Cell<bool>,
@@ -220,7 +221,7 @@ impl Machine {
         })
     }
 
-    /// Has every hypercall refused, or none.
+    /// Makes the hypervisor refuse every hypercall, or none.
     pub(crate) fn refuse(&self, errno: Option<Errno>) {
         self.refusal.set(errno);
     }
@@ -251,7 +252,7 @@ impl Machine {
         fake.tsc.set(fake.tsc.get() + instructions);
     }
 
-    /// Has the host run something else on this CPU, which counts a lot.
+    /// Makes the host execute something else on this CPU, which counts many events.
     pub(crate) fn preempt_vcpu(&self, vcpu: usize) {
         self.switch_vcpu(vcpu, true);
         self.execute(vcpu, 1_000_000, 500_000);
@@ -281,7 +282,7 @@ impl Machine {
         fake.writes.set(writes);
     }
 
-    /// Has the host forbid the domain, which the vCPU learns when it is switched in.
+    /// Makes the host forbid the domain; the vCPU learns this when it is switched in.
     pub(crate) fn revoke(&self, vcpu: usize) {
         self.program(vcpu, Config::default());
         self.vcpus[vcpu].page.flags.store(VCPU_REGISTERED, Relaxed);

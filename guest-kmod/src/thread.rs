@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Operates the counters of one thread.
 //!
-//! Only their thread operates them, with interrupts disabled: it calls in by ioctl, or is being
-//! switched.  Everybody else reads the thread's page.
+//! Their thread operates them, with interrupts disabled, in an ioctl or while it is being switched;
+//! a tracer may do so while the thread is asleep. All others only read the thread's page.
 
 use shared_abi::count::log_thread;
 use shared_abi::ioctl::{Control, Sums};
@@ -22,7 +22,7 @@ mod plain;
 
 pub use plain::{Switch, switch_in, switch_in_measured, switch_out};
 
-/// What the counters do.
+/// The state of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Running {
     /// Nothing is to be counted.
@@ -37,8 +37,8 @@ enum Running {
 #[derive(Debug)]
 pub struct ThreadPmu {
     running: Running,
-    /// The reason for which some time of the thread was not counted. From then on there are no
-    /// numbers, until a control starts anew.
+    /// The reason for which some time of the thread was not counted. From then on readers get no
+    /// numbers, until a control starts the counters anew.
     failure: Option<Errno>,
     config: Config,
     tsc: bool,
@@ -140,12 +140,12 @@ impl ThreadPmu {
     }
 
     /// Handles the virtual interrupt of an overflow that came while the thread executes on `cpu`.
-    /// Returns what to tell the thread, whose counters are paused then unless it is told by
-    /// records, or nothing if the overflow was not its own.
+    /// Returns what to report to the thread, or nothing if the overflow was not its own. Unless the
+    /// report is by records, the thread's counters are paused then.
     ///
-    /// An interrupt that no count confirms may still have used up what was armed: the kernel's own
-    /// events between a load and the thread's resumption bring a counter that counts them to its
-    /// overflow before the thread has had its period.  So every interrupt arms anew.
+    /// An interrupt that no count confirms may still have used up the armed distance: the kernel's
+    /// own events between a load and the thread's resumption bring a counter that counts them to
+    /// its overflow before the thread has had its period. So every interrupt arms anew.
     pub fn interrupt<K: Kernel>(
         &mut self,
         page: &ThreadPage,
@@ -166,15 +166,17 @@ impl ThreadPmu {
         signal
     }
 
-    /// Returns what the thread needs loaded while it executes. perf adds its events before a thread
-    /// that is switched in has that loaded, and must leave room.
+    /// Returns the configuration that the thread needs while it executes. perf adds its events
+    /// before the configuration of a thread that is switched in is loaded, and must leave room for
+    /// it.
     pub fn needs(&self) -> Option<&Config> {
         let counts = self.running != Running::Stopped && self.failure.is_none();
         (counts && !self.overflows.paused()).then_some(&self.config)
     }
 
-    /// Has everything loaded again, since perf's events beside it have changed. Returns whether the
-    /// thread was found to have overflowed meanwhile, see [`report`](Self::report).
+    /// Loads everything again, since perf's events beside the thread's counters have changed.
+    /// Returns whether the thread was found to have overflowed meanwhile, see
+    /// [`report`](Self::report).
     pub fn load_again<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) -> bool {
         if self.running != Running::Active {
             return false;
@@ -225,8 +227,8 @@ impl ThreadPmu {
         Ok(())
     }
 
-    /// Notes that the thread could not be told of an overflow: its counters continue, and it is
-    /// told of the next.
+    /// Notes that an overflow could not be reported to the thread: its counters continue, and the
+    /// next overflow is reported.
     pub fn signal_lost<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut ThisVcpu<'_, K>) {
         cpu.stats.signals_lost.add(1);
         // The counters are paused, unless the thread has stopped them meanwhile.
@@ -291,7 +293,7 @@ impl ThreadPmu {
     ///
     /// # Errors
     ///
-    /// Those of the table in [`shared_abi::ioctl`]; the counters go on as before then.  If the
+    /// Those of the table in [`shared_abi::ioctl`]; the counters continue as before then. If the
     /// counters have failed and some of their sums are to be preserved, the reason of the failure.
     pub fn control<K: Kernel>(
         &mut self,
@@ -308,7 +310,7 @@ impl ThreadPmu {
             self.stop(page, cpu, counting);
             return Ok(());
         }
-        // Sums are folded before the load, which ends the old configuration.
+        // The sums are folded before the load, because the load ends the old configuration.
         self.suspend(page, cpu);
         self.check_kept(request)?;
         let loaded = cpu.load(&request.config);
@@ -319,8 +321,9 @@ impl ThreadPmu {
         loaded
     }
 
-    /// Serves `IOC_CONTROL` by the tracer of a thread that is asleep.  The configuration is loaded
-    /// when the thread goes on.  If the hypervisor refuses it then, readers get only the error.
+    /// Serves `IOC_CONTROL` by the tracer of a thread that is asleep. The configuration is loaded
+    /// when the thread is switched in. If the hypervisor refuses it then, readers get only the
+    /// error.
     ///
     /// # Errors
     ///
@@ -414,7 +417,8 @@ impl ThreadPmu {
             self.loaded = Some(cpu.loaded());
             return Ok(());
         }
-        // In place: nobody else asks for these periods, and a copy would be on the stack.
+        // This changes the periods in place: nobody else uses them, and a copy would be on the
+        // stack.
         for (index, &slot) in self.order.slots().iter().enumerate() {
             let evntsel = self.config.evntsel(slot);
             if let Some(events) = self.overflows.armed(index, evntsel, &self.sums) {
@@ -424,7 +428,7 @@ impl ThreadPmu {
         cpu.load_beside(&self.config)
     }
 
-    /// Returns the request that was asked for, if this thread can carry it out.
+    /// Returns the valid request in a control, if this thread can carry it out.
     fn feasible<'a>(&self, asked: &'a Result<Request, Errno>) -> Result<&'a Request, Errno> {
         match asked {
             Ok(request) if request.overflows.recorded() && !self.has_ring => Err(Errno::NXIO),
@@ -492,7 +496,7 @@ impl ThreadPmu {
         if self.running != Running::Suspended || self.failure.is_some() {
             return;
         }
-        // Start* comes after the hypercall, whose events are nobody's.
+        // `Start*` is sampled after the hypercall, so that no thread counts the hypercall's events.
         let started = self.load(cpu).and_then(|()| self.sample_start(cpu));
         match started {
             Ok(()) => {

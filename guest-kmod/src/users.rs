@@ -4,8 +4,8 @@
 //! A user's pages exist from its first thread with counters on.  After its last one they are kept
 //! for a while, because programs often start again soon, unless too many users do so.
 //!
-//! Users of user namespaces cost nothing, so whoever has made the namespace answers for them: each
-//! owner has a bounded number of users with pages.
+//! Anybody can make any number of users in a user namespace, so each user has an owner, such as the
+//! user who has made the namespace, and each owner has a bounded number of users with pages.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -22,7 +22,7 @@ const IDLE_USERS_MAX: u32 = 16;
 /// The largest number of users with pages that one owner may have.
 pub const USERS_OF_OWNER_MAX: usize = 64;
 
-/// Judges whether an owner who has this many users with pages may have one more.  Root may have any
+/// Checks whether an owner who has this many users with pages may have one more. Root may have any
 /// number: each of its containers has a user of its own.
 ///
 /// # Errors
@@ -40,13 +40,13 @@ impl UsersCounters {
     /// Returns whether the user has no counters.  The kernel holds its lock of users, without which
     /// nobody gives a user the first ones.
     pub fn is_idle(&self) -> bool {
-        // ATOMICS: pairs with `counters_returned`: whoever frees the user comes after everything
-        // that was done with it.
+        // ATOMICS: pairs with `counters_returned`, so that everything that was done with the user
+        // happens before the user is freed.
         self.0.load(Acquire) == 0
     }
 
-    /// Gives a user counters who has others, without the kernel's lock of users.  Returns whether
-    /// the user had any: one who has none may be about to be freed.
+    /// Gives further counters to a user who already has some, without the kernel's lock of users.
+    /// Returns whether the user had any: a user without counters may be about to be freed.
     pub fn give_more(&self) -> bool {
         increment_unless_zero(&self.0)
     }
@@ -64,7 +64,7 @@ impl IdleUsers {
 
     /// Notes that a user was made, who has no counters yet.  The kernel holds its lock of users.
     pub fn user_made(&self) {
-        // ATOMICS: as the counts of users are, the number is only looked at to choose a delay.
+        // ATOMICS: the number only chooses a delay, so no other memory depends on its order.
         self.0.fetch_add(1, Relaxed);
     }
 

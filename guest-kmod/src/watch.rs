@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides when the guest's switches of threads are watched, and what ends after that
+//! Decides when the guest's switches of threads are watched, and when pages and the watch end
 //! (`docs/adr/0014-switches-are-watched-on-demand.md`).
 //!
-//! Whoever may need a page registered is a *watcher*.  The first one has the watch begin before
-//! anything is registered.  When there are none any more, each CPU takes its page back, and after
-//! that the watch ends.
+//! Whoever may need a page registered is a *watcher*. The watch begins before the first watcher
+//! registers a page. When there is no watcher any more, each CPU takes its page back, and then the
+//! watch ends.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
@@ -51,9 +51,8 @@ impl Watch {
         self.watchers.fetch_add(1, SeqCst);
     }
 
-    /// Adds a watcher if there are others, and returns whether there are.  Switches are watched
-    /// then, and go on being watched.  The caller needs no lock, so that threads get counters at
-    /// the same time.
+    /// Adds a watcher if there are others, and returns whether there are. The watch has begun then,
+    /// and does not end. The caller needs no lock, so that threads get counters at the same time.
     pub fn join_others(&self) -> bool {
         increment_unless_zero(&self.watchers)
     }
@@ -75,8 +74,8 @@ impl Watch {
         self.watching.load(SeqCst) && self.is_idle()
     }
 
-    /// Ends the watch if there is no watcher and no page is `shown`.  Returns whether it has ended.
-    /// The watch goes on while the hypervisor keeps a page.  C holds its lock of the watch.
+    /// Ends the watch if there is no watcher and no page is `shown`. Returns whether it has ended.
+    /// The watch does not end while the hypervisor keeps a page. C holds its lock of the watch.
     pub fn end(&self, shown: bool) -> bool {
         let ends = self.may_end() && !shown;
         if ends {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Keeps the events of one virtual CPU, for the host's administrator: those that it has executed
-//! itself, and those of the hypervisor meanwhile.
+//! Keeps the account of one virtual CPU, for the host's administrator: the events that the vCPU has
+//! executed itself, and those of the hypervisor meanwhile.
 
 use core::hint::spin_loop;
 use core::sync::atomic::AtomicU64;
@@ -23,20 +23,22 @@ pub struct Events {
 /// The account of one virtual CPU.
 ///
 /// Only the physical CPU on which the vCPU is current writes to it, with interrupts disabled.
-/// Anybody may read it.  It is in memory of the hypervisor, which no guest can read.  Memory of
-/// zeroes is an account without events.
+/// Anybody may read it. It is in memory of the hypervisor, which no guest can read. Memory that is
+/// all zeros is an account without events.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// It is odd while the account is being written, so that a reader never sees half a change.
+    /// The sequence word, which is odd while the account is being written, so that a reader never
+    /// sees half a change.
     seq: Seq,
-    /// The session that the events belong to.  So nobody has to clear accounts when one begins.
+    /// The number of the session to which the events belong, so that nobody has to clear accounts
+    /// when a session begins.
     session: AtomicU64,
     executed: AtomicU64,
     hypervisor: AtomicU64,
 }
 
 impl Account {
-    /// Adds events of a session.  Those of another session are forgotten.
+    /// Adds events of a session. The events of an earlier session are discarded.
     pub(crate) fn add(&self, session: u64, events: Events) {
         let before = match self.session.load(Relaxed) == session {
             true => self.load(),
@@ -57,7 +59,7 @@ impl Account {
             if self.seq.is_valid(stamp) {
                 return if of == session { events } else { Events::default() };
             }
-            // Its writer cannot be interrupted, and is done after a few instructions.
+            // The writer cannot be interrupted, and finishes after a few instructions.
             spin_loop();
         }
     }
@@ -67,7 +69,7 @@ impl Account {
     }
 }
 
-/// What is accounted on all physical CPUs.
+/// The state of accounting that all physical CPUs share.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
     pub(crate) lease: Lease,
@@ -80,7 +82,7 @@ impl Session {
     /// Begins another session with this event.
     pub(crate) fn begin(&self, evntsel: u64) {
         self.evntsel.store(evntsel, Relaxed);
-        // ATOMICS: who sees this number sees the event above.
+        // ATOMICS: a reader that sees this number also sees the event above.
         self.number.store(self.number().wrapping_add(1), Release);
     }
 
@@ -94,7 +96,7 @@ impl Session {
     }
 }
 
-/// What one physical CPU accounts.
+/// The state of accounting on one physical CPU.
 #[derive(Debug)]
 pub(crate) struct Accounting {
     /// The number of the session in which its counters count, or 0 while they do not.

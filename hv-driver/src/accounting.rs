@@ -2,11 +2,11 @@
 //! Accounts for the host's administrator: how many events each virtual CPU has executed itself, and
 //! how many the hypervisor has executed meanwhile.
 //!
-//! Two general counters are the host's from the boot on, so that starting and stopping changes
-//! nothing for guests.  One counts only what guests execute, the other one only what the hypervisor
-//! executes.  Whenever a vCPU stops executing on a physical CPU, what both have counted there since
-//! the last such moment is added to its [`Account`].  So the switch to a vCPU is in that vCPU's own
-//! account.  While nobody wants accounts, both counters are stopped.
+//! Two general counters belong to the host from the boot on, so that starting and stopping changes
+//! nothing for guests. One counts only what guests execute, the other one only what the hypervisor
+//! executes. Whenever a vCPU stops executing on a physical CPU, what both have counted there since
+//! the last such moment is added to its [`Account`]. So the switch to a vCPU is in that vCPU's own
+//! account. While nobody wants accounts, both counters are stopped.
 
 use shared_abi::arch::EVNTSEL_RINGS;
 use shared_abi::caps::CAPS_GUEST_ONLY;
@@ -27,7 +27,7 @@ use crate::pcpu::ThisCpu;
 const WIDTH_MIN: u32 = 40;
 
 impl Driver {
-    /// Checks what the control domain asks for.
+    /// Checks the control domain's request.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Driver {
         Config::new(&self.caps, &[counter]).map(drop).map_err(|error| error.errno())
     }
 
-    /// Begins a session.  The caller holds the glue's lock, and then has each physical CPU call
+    /// Begins a session. The caller holds the glue's lock, and then makes each physical CPU call
     /// [`ThisCpu::account`].
     ///
     /// # Errors
@@ -61,8 +61,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends the session, and returns whether there was one.  The caller holds the glue's lock, and
-    /// then has each physical CPU call [`ThisCpu::account`].
+    /// Ends the session, and returns whether there was one. The caller holds the glue's lock, and
+    /// then makes each physical CPU call [`ThisCpu::account`].
     pub fn end_accounts(&self) -> bool {
         self.session.lease.end()
     }
@@ -80,7 +80,8 @@ impl Driver {
         }
         answer.count = 0;
         answer.account = [HvAccount::default(); ACCOUNTS_MAX];
-        // Only then all counters are read, so only then none can have wrapped twice until the end.
+        // The lease is renewed only here, because only here all counters are read, so that none can
+        // wrap twice before the lease ends.
         let first = (answer.domain, answer.vcpu) == (0, 0);
         if first {
             self.session.lease.renew(now, self.ticks(ACCOUNTS_LEASE_MS));
@@ -112,8 +113,9 @@ impl Driver {
 
 impl<P: Pmu> ThisCpu<'_, P> {
     /// Adds what was counted here since the last call to the account of the vCPU that is current, a
-    /// guest with these `rings`.  If a session has begun, this begins to count; if it has ended,
-    /// this stops.  Returns whether the CPU counts, and this is to be called at the next switch.
+    /// guest with these `rings`. If a session has begun, this begins to count; if it has ended,
+    /// this stops. Returns whether the CPU counts, so that the caller has to call this at the next
+    /// switch.
     pub fn account(&mut self, current: &Account, rings: Rings) -> bool {
         let (Some(slots), true) = (self.driver.accounts, self.pcpu.counts()) else { return false };
         let now = self.pmu.clock();
@@ -170,7 +172,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
             if let Some(evntsel) = self.driver.registers.evntsel(slot) {
                 self.pmu.write_register(evntsel, 0);
             }
-            // Guests that can read counters learn nothing of it any more.
+            // After this, guests that can read counters learn nothing from it.
             self.pmu.write_register(self.driver.registers.counter(slot), 0);
         }
     }
@@ -181,8 +183,8 @@ impl<P: Pmu> ThisCpu<'_, P> {
         let [executed, now] =
             [guest, hypervisor].map(|slot| self.pmu.counter(slot.counter_index()) & mask);
         if executed != 0 {
-            // No guest executes now, so nothing is lost.  The next one may be able to read the
-            // counter, and this is not its own.
+            // No guest executes now, so no event is lost. The next guest may be able to read the
+            // counter, and must not see another guest's count.
             self.pmu.write_register(self.driver.registers.counter(guest), 0);
         }
         let before = core::mem::replace(&mut self.pcpu.accounting.hypervisor, now);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Keeps the branches that a vCPU has taken before its counters overflowed.
 //!
-//! The processor records them by itself while the vCPU executes, and the hypervisor's own branches
-//! never.  The records are forgotten whenever the vCPU comes to a physical CPU, so that it never
-//! sees what another one has recorded.
+//! The processor records them while the vCPU executes, and never records the hypervisor's own
+//! branches. The driver clears the records whenever the vCPU is switched in, so that the vCPU never
+//! sees another one's records.
 
 use shared_abi::PhysSlot;
 use shared_abi::hypercall::{BRANCHES_MAX, HvBranches};
@@ -12,7 +12,7 @@ use crate::arch::{BranchRecord, Filter};
 use crate::hal::Pmu;
 use crate::pcpu::ThisCpu;
 
-/// What a vCPU has recorded, and is to record.
+/// The branches that a vCPU has recorded, and the filter of those that it records.
 #[derive(Debug)]
 pub(crate) struct Branches {
     filter: Filter,
@@ -31,12 +31,12 @@ impl Branches {
         record: [BranchRecord::NONE; BRANCHES_MAX],
     };
 
-    /// Sets what is to be recorded from now on, and forgets what was.
+    /// Sets which branches to record from now on, and discards the earlier records.
     pub(crate) fn select(&mut self, filter: Filter) {
         (self.filter, self.slots) = (filter, 0);
     }
 
-    /// Forgets which counters have overflowed: they are loaded anew.
+    /// Forgets which counters have overflowed, since they are loaded anew.
     pub(crate) const fn forget_overflows(&mut self) {
         self.slots = 0;
     }
@@ -47,8 +47,8 @@ impl Branches {
         self.filter.is_gated()
     }
 
-    /// Begins to record, in the guest's kernel or in its user mode, on a CPU whose records may be
-    /// another vCPU's.
+    /// Begins to record, in the guest's kernel or in its user mode, on a CPU that may have another
+    /// vCPU's records.
     pub(crate) fn begin<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, in_kernel: bool) {
         if !self.filter.is_none() {
             cpu.begin_records(self.filter);
@@ -73,7 +73,7 @@ impl Branches {
         }
     }
 
-    /// Returns the branches before the overflow of this counter, and forgets that they are its.
+    /// Returns the branches before the overflow of this counter. A second call returns none.
     pub(crate) fn take(&mut self, slot: PhysSlot) -> HvBranches {
         let mut answer = HvBranches { slot: slot.index() as u32, ..HvBranches::default() };
         if self.slots & slot.bit() != 0 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Knows whether domains need the counters, on hosts that have another use for them.
+//! Counts the vCPUs that need the counters, on hosts whose own perf uses the counters as well.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -8,7 +8,8 @@ use crate::driver::Driver;
 use crate::policy::Policy;
 
 /// The number of a domain's vCPUs that have loaded a configuration since they registered their
-/// pages.  The hypervisor's structure of the domain holds it; memory of zeroes stands for none.
+/// pages. The hypervisor's structure of the domain holds it; memory that is all zeros stands for
+/// none.
 #[derive(Debug, Default)]
 pub struct Demand(AtomicU32);
 
@@ -18,15 +19,15 @@ impl Demand {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// Notes that one of these vCPUs has no page any more.  Returns whether it was the last.
+    /// Notes that one of these vCPUs has no page any more. Returns whether it was the last one.
     pub fn end(&self) -> bool {
         self.0.fetch_sub(1, Relaxed) == 1
     }
 }
 
 impl Driver {
-    /// Returns whether the domain needs the counters.  A domain that is forbidden to count does
-    /// not, whatever its vCPUs have loaded.
+    /// Returns whether the domain needs the counters. A domain that is forbidden to count does not
+    /// need them, whatever its vCPUs have loaded.
     pub fn is_needed(&self, demand: &Demand, policy: &Policy) -> bool {
         demand.0.load(Relaxed) != 0 && self.allows(policy, false)
     }

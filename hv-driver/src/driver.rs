@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Has the state that all CPUs of the host share.
+//! Defines the state that all CPUs of the host share.
 
 use shared_abi::caps::{CAPS_ALL_EVENTS, VENDOR_AMD};
 use shared_abi::{PhysSlot, PmuCaps};
@@ -12,9 +12,9 @@ use crate::lease::Lease;
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
 
-/// A physical CPU goes on a little longer than the control domain is told, unit: milliseconds.
-/// Time-stamp counters of different CPUs may differ, and a CPU must not have stopped already when
-/// the lease is renewed on another one.
+/// A physical CPU continues this much longer than the lease of which the control domain knows,
+/// unit: milliseconds. Time-stamp counters of different CPUs may differ, and a CPU must not have
+/// stopped already when the lease is renewed on another one.
 pub(crate) const GRACE_MS: u64 = 100;
 
 /// The counters with which the host accounts events.
@@ -37,25 +37,25 @@ pub struct Driver {
     pub cost: Option<PhysSlot>,
     /// The general counter with which the host samples itself, taken from the guests.
     pub profile: Option<PhysSlot>,
-    /// The lease of its samples.
+    /// The lease of the host's samples.
     pub(crate) lease: Lease,
     /// The general counters with which the host accounts events, taken from the guests.
     pub accounts: Option<AccountSlots>,
-    /// What it accounts, and until when.
+    /// The event that the host accounts, and the lease.
     pub(crate) session: Session,
     /// The limit on how often a vCPU is interrupted.
     pub rate: Rate,
     /// The boot CPU's identity, with which every other CPU's is compared.
     pub boot: Identity,
-    /// Every domain may count unless the host has forbidden it.
+    /// Whether every domain may count unless the host has forbidden it.
     pub all_domains: bool,
-    /// The instruction that reads counters can also read counters that other software of the host
-    /// may use.  So guests must not execute it: the host executes it for them.
+    /// Whether the instruction that reads counters can also read counters that other software of
+    /// the host may use. Guests must then not execute it: the host executes it for them.
     pub guest_reads_exit: bool,
-    /// The CPUs count the instruction that enters a guest as one of the guest's, in the mode that
-    /// it enters.
+    /// Whether the CPUs count the instruction that enters a guest as one of the guest's, in the
+    /// mode that it enters.
     pub counts_entries: bool,
-    /// Gives each domain a number of its own.
+    /// Gives each domain its serial.
     pub serials: Serials,
     /// The slots that the driver uses: the guests' and those that are taken from them.
     enabled: u32,
@@ -72,7 +72,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// Says that the PMU is not usable, or that what the host counts itself would leave guests no
+    /// Says that the PMU is not usable, or that the host's own counters would leave guests no
     /// general counter.
     pub fn new(identity: &Identity, settings: &Settings) -> Result<Self, Refusal> {
         let (mut caps, mut registers) = identity.pmu()?;
@@ -87,7 +87,8 @@ impl Driver {
         let guest_reads_exit =
             !settings.owns_all && registers.readable.iter().flatten().any(is_shared);
         if guest_reads_exit {
-            // Others may use these counters, and guests cannot read them: they are not stopped.
+            // The host's own software may use these counters, and guests cannot read them, so the
+            // driver does not stop them.
             registers.readable = registers.readable.map(|these| these.filter(|r| !r.is_shared));
         }
         let mut take = |wanted| match wanted {
@@ -150,12 +151,12 @@ impl Driver {
         self.rate.window_tsc.wrapping_mul(ms)
     }
 
-    /// Returns whether a physical CPU goes on with what this lease allows.
+    /// Returns whether a physical CPU continues the work that this lease allows.
     pub(crate) fn lets_cpu_go_on(&self, lease: &Lease, now: u64) -> bool {
         lease.lasts(now.wrapping_sub(self.ticks(GRACE_MS)))
     }
 
-    /// Returns the bits of the counters that are the host's own, and count in guests as well.
+    /// Returns the bits of the counters that belong to the host, and count in guests as well.
     pub(crate) fn host_bits(&self) -> u32 {
         self.profile.into_iter().chain(self.account_slots()).fold(0, |bits, slot| bits | slot.bit())
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Describes a guest by the properties that its counters depend on, which its registration fixes.
+//! Describes a guest by the properties on which its counters depend; the registration of a page
+//! fixes them.
 
 use shared_abi::PmuCaps;
 use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
@@ -86,7 +87,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Returns whether its counters can stand still while the hypervisor executes.
+    /// Returns whether the guest's counters can stand still while the hypervisor executes.
     ///
     /// With [`Rings::Folded`] they always do, since no selector counts ring 0.
     pub const fn can_count(&self, caps: &PmuCaps) -> bool {

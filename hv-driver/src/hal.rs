@@ -10,11 +10,12 @@ pub trait Pmu: Counters {
     /// Writes a register whose number is from [`arch`](crate::arch).
     fn write_register(&self, register: u32, value: u64);
     /// Sets what the hardware loads into the register that enables counters from now on: `inside`
-    /// whenever the current vCPU is entered, and `outside` whenever it is left.
+    /// whenever the current vCPU is entered, and `outside` whenever it exits.
     ///
-    /// The core calls this only for guests with [`Gate::Entry`](crate::guest::Gate::Entry).  A call
-    /// from [`Vcpu::revoke`](crate::Vcpu::revoke) may be ignored, since that may execute in an
-    /// interrupt of the hypervisor's own work: the core repeats it when the vCPU is switched in.
+    /// The core calls this only for guests with [`Gate::Entry`](crate::guest::Gate::Entry). A call
+    /// from [`Vcpu::revoke`](crate::Vcpu::revoke) may be ignored, since `revoke` may execute in an
+    /// interrupt of the hypervisor's own work: the core repeats the call when the vCPU is switched
+    /// in.
     fn load_at_switch(&self, inside: u64, outside: u64);
     /// Tells the host that from now on exactly these slots interrupt when they overflow.
     ///
@@ -23,7 +24,7 @@ pub trait Pmu: Counters {
     fn expect_interrupts(&self, _slots: u32, _seen: bool) {}
 }
 
-/// The same PMU before it is known which of its registers exist.
+/// The same PMU before the driver knows which of its registers exist.
 pub trait Probe {
     /// Reads a register; it returns `None` if there is no such register.
     fn try_read_register(&self, register: u32) -> Option<u64>;

@@ -132,19 +132,19 @@ pub trait Caller {
     fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
     where
         W: FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R;
-    /// Has the host's other users of the counters give them to the driver, if the caller has a page
-    /// and may count.  This may wait.
+    /// Takes the counters from the host's own perf for the driver, if the caller has a page and may
+    /// count. This may wait.
     ///
     /// # Errors
     ///
-    /// `BUSY` if they need the counters themselves; `NODEV` if a physical CPU cannot count.
+    /// `BUSY` if perf needs the counters itself; `NODEV` if a physical CPU cannot count.
     fn take_counters(&mut self) -> Result<(), Errno>;
     /// Pins the page with this frame number, and calls [`Vcpu::register`], or [`Vcpu::go_on`].
     ///
     /// # Errors
     ///
     /// `INVAL` if the frame is not a writable page of the guest; `NOMEM`; those of
-    /// [`Left::of`](crate::Left::of); if the caller goes on, those of
+    /// [`Left::of`](crate::Left::of); if the caller continues from a page, those of
     /// [`take_counters`](Self::take_counters).
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
     /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page.  Nobody else
@@ -158,10 +158,10 @@ pub trait Caller {
     fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno>;
     /// Calls [`Driver::add_domain`] for each domain of the host.
     fn list_domains(&mut self, answer: &mut HvDomains);
-    /// Adds up what the driver has done on all physical CPUs.
+    /// Adds up the statistics of all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
-    /// Has the physical CPUs that are asked for sample, see [`ThisCpu::start_samples`].  The event
-    /// is one that the host may count.
+    /// Makes the physical CPUs of the argument sample, see [`ThisCpu::start_samples`]. The host may
+    /// count the event.
     ///
     /// # Errors
     ///
@@ -179,19 +179,20 @@ pub trait Caller {
     ///
     /// `NXIO` if nobody samples.
     fn stop_profile(&mut self) -> Result<(), Errno>;
-    /// Calls [`Driver::begin_accounts`], and has each physical CPU begin.  The event is one that
-    /// the host may count.
+    /// Calls [`Driver::begin_accounts`], and makes each physical CPU begin. The host may count the
+    /// event.
     ///
     /// # Errors
     ///
-    /// `BUSY` if somebody has events accounted.
+    /// `BUSY` if a session of accounts has not ended.
     fn start_accounts(&mut self, accounting: &HvAccounting) -> Result<(), Errno>;
-    /// Calls [`Driver::wants_accounts`], has each physical CPU bring its current vCPU's account up
-    /// to date if that says so, and calls [`Driver::add_account`] for each vCPU of the host.
+    /// Calls [`Driver::wants_accounts`], makes each physical CPU bring its current vCPU's account
+    /// up to date if the result says so, and calls [`Driver::add_account`] for each vCPU of the
+    /// host.
     ///
     /// # Errors
     ///
-    /// `NXIO` if nobody has events accounted.  Nothing is written then.
+    /// `NXIO` if there is no session of accounts. Nothing is written then.
     fn read_accounts(&mut self, accounts: &mut HvAccounts) -> Result<(), Errno>;
     /// Ends the accounting.
     ///
@@ -351,7 +352,7 @@ pub enum Request {
         gfn: u64,
         /// The observer that may read the page.
         observer: u32,
-        /// Whether to go on from the counts in the page.
+        /// Whether to continue from the counts in the page.
         goes_on: bool,
     },
     /// Unregister the page.
@@ -372,13 +373,13 @@ pub enum Request {
     ProfileStart(HvProfile),
     /// Fill the argument with samples.
     ProfileRead,
-    /// Sample no more.
+    /// Stop sampling.
     ProfileStop,
     /// Account an event.
     AccountsStart(HvAccounting),
     /// Fill the argument with accounts.
     AccountsRead,
-    /// Account no more.
+    /// Stop accounting.
     AccountsStop,
     /// Record these branches.
     Record(Filter),

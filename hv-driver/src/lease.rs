@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The time for which samples or accounts are kept, which ends by itself unless it is renewed.
+//! Implements the lease of samples and accounts, which ends by itself unless it is renewed.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The time until which samples or accounts are kept.  All times are the host's time-stamp counter.
+/// A lease of samples or accounts. All times are the host's time-stamp counter.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
     /// The TSC at which it ends, or 0 if there is none.
@@ -12,18 +12,18 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Has the lease end after this many ticks from now.
+    /// Makes the lease end after this many ticks from now.
     pub(crate) fn renew(&self, now: u64, ticks: u64) {
         // 0 has a meaning of its own.
         self.until_tsc.store(now.wrapping_add(ticks).max(1), Relaxed);
     }
 
-    /// Ends it.  Returns whether there was one, which may have ended by itself.
+    /// Ends the lease. Returns whether there was one; it may have ended by itself.
     pub(crate) fn end(&self) -> bool {
         self.until_tsc.swap(0, Relaxed) != 0
     }
 
-    /// Returns whether there is one that has not ended.
+    /// Returns whether there is a lease that has not ended.
     pub(crate) fn lasts(&self, now: u64) -> bool {
         let until = self.until_tsc.load(Relaxed);
         until != 0 && until.wrapping_sub(now) as i64 > 0

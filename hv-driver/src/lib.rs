@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypervisor's side of perfctr: what it does when a virtual CPU is switched in or out, goes
+//! The hypervisor's side of perfctr: its work when a virtual CPU is switched in or out, changes
 //! between guest user and guest kernel mode, or asks for a configuration.
 //!
-//! * [`Vcpu`] holds a virtual CPU's sums and configuration, and is the state machine; its sampling
-//!   counters are in `sampling`, what kind of guest it belongs to in [`guest`].
+//! * [`Vcpu`] holds a virtual CPU's sums and configuration, and is the state machine; `sampling`
+//!   has its sampling counters, and [`guest`] the kind of its guest.
 //! * [`ThisCpu`] is the physical CPU that executes; [`Pcpu`] knows what its selectors hold, and
 //!   whose events its counters hold.
 //! * [`Driver`] is what all CPUs share: capabilities, registers, and settings as [`settings`] reads
 //!   them.
-//! * [`policy`] decides who may count, [`demand`] knows whether anybody does, and [`serial`] gives
-//!   each domain a number that no other domain has.
-//! * [`reserve`] takes the counters from a host that has another use for them, and gives them back.
-//! * [`hypercall`] decides what a guest is given of what it asks for.
-//! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
+//! * [`policy`] decides which domains may count, [`demand`] knows which need the counters, and
+//!   [`serial`] gives each domain its serial.
+//! * [`reserve`] takes the counters from the host's own perf, and gives them back.
+//! * [`hypercall`] decides which requests of a guest it serves.
+//! * `publish` is the only writer of a vCPU's page; apart from one read after a restoration,
+//!   nothing here reads that page.
 //! * [`nmi`] distinguishes the PMU's interrupts from others, where all are non-maskable ones.
 //! * [`profile`] samples the host itself, for its administrator, as long as a `lease` lasts.
 //! * `branches` has the branches that a vCPU has taken before its counters overflowed.
 //! * [`accounting`] counts what each vCPU executes, and what the hypervisor executes meanwhile, in
 //!   each vCPU's [`Account`].
-//! * [`hal::Pmu`] is the hardware; [`arch`] knows which there is, where its registers are, and what
-//!   they hold.
+//! * [`hal::Pmu`] is the hardware; [`arch`] knows which PMU it is, its registers, and what they
+//!   hold.
 //!
 //! The crate is `no_std`, free of unsafe code and does not know its hypervisor: `ffi/` binds it to
 //! C, `glue/` to Xen and to KVM.

@@ -2,13 +2,13 @@
 //! Decides whether an NMI is the PMU's, on hosts where the PMU interrupts by NMIs.
 //!
 //! Such interrupts come for other reasons, too: memory errors, a watchdog, the administrator's
-//! button.  These interrupts must reach their own handlers, even while a guest counts for a long
-//! time.  So the driver claims an interrupt only if a counter has overflowed that was to interrupt,
-//! and if no earlier interrupt was claimed for that overflow.  On Intel's CPUs the mask bit of the
-//! interrupt controller's entry shows it without the counters.
+//! button. These interrupts must reach their own handlers, even while a guest counts for a long
+//! time. So the driver claims an interrupt only if a counter has overflowed that was to interrupt,
+//! and if no earlier interrupt was claimed for that overflow. On Intel's CPUs the mask bit of the
+//! interrupt controller's entry shows this, without a look at the counters.
 //!
-//! An interrupt comes at any moment, also while the core is at work.  So its handler looks only at
-//! atomics and at the counters' values.
+//! An interrupt comes at any moment, also while the core executes. So its handler reads only
+//! atomics and the counters' values.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -57,29 +57,29 @@ impl ExpectedInterrupts {
         self.armed.load(Relaxed) & slot.bit() != 0
     }
 
-    /// Says that an interrupt was claimed for an overflow that may interrupt once more, since
-    /// another one happened together with it.
+    /// Notes that an interrupt was claimed for an overflow that may interrupt once more, since
+    /// another overflow happened together with it.
     pub fn expect_another(&self, now: u64) {
         self.until_tsc.store(now.wrapping_add(ON_ITS_WAY_TICKS).max(1), Relaxed);
     }
 
     /// Returns whether an interrupt that has just arrived is the PMU's, where the CPU's interrupt
-    /// controller can be asked.  `is_masked` says whether its entry for the PMU is masked, which
-    /// nobody does but the controller itself.
+    /// controller can be asked. `is_masked` says whether its entry for the PMU is masked; only the
+    /// controller itself masks it.
     pub fn explains_beside_entry(
         &self,
         is_masked: bool,
         caps: &PmuCaps,
         hardware: &impl Counters,
     ) -> bool {
-        // Counters cannot tell more than the entry: one that has overflowed may hold anything by
-        // now.
+        // The counters say no more than the entry: a counter that has overflowed may hold any value
+        // by now.
         if arch::masks_entry_of_pmu(caps) { is_masked } else { self.explains(caps, hardware) }
     }
 
     /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
-    /// Each overflow explains only one interrupt.  If one interrupt is found to be that of several
-    /// overflows, another one may be on its way.
+    /// Each overflow explains only one interrupt. If several overflows explain one interrupt,
+    /// another interrupt may be on its way.
     pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
         let sign = |mask: u64| mask & !(mask >> 1);
         let overflowed = slots_of(self.armed.load(Relaxed))
@@ -99,24 +99,24 @@ impl ExpectedInterrupts {
     }
 }
 
-/// Whose a non-maskable interrupt is, on a host that samples itself.
+/// The reason of a non-maskable interrupt, on a host that samples itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nmi {
-    /// It is not the PMU's.
+    /// The interrupt is not the PMU's.
     Foreign,
-    /// It is the PMU's, and there is nothing left to do for it.
+    /// The interrupt is the PMU's, and there is nothing left to do for it.
     Handled,
-    /// It is that of a guest's counter, perhaps together with the host's.
+    /// A guest's counter has interrupted, perhaps together with the host's.
     Guest,
 }
 
 impl Nmi {
-    /// Returns whose an interrupt is.  `hosts` says whether an overflow of the host's counter
+    /// Returns the reason of an interrupt. `hosts` says whether an overflow of the host's counter
     /// explains it, `guests` whether one of a guest's counter does, and `is_masked` whether the
     /// interrupt controller's entry for the PMU is masked now.
     ///
-    /// An interrupt may come so late that whatever had overflowed was seen before.  Where it has
-    /// masked the entry, it is still the PMU's: the entry has to be unmasked.
+    /// An interrupt may come so late that the driver has seen its overflow before. If the entry is
+    /// masked, the interrupt is still the PMU's: the driver has to unmask the entry.
     pub fn of(hosts: bool, guests: bool, is_masked: bool, caps: &PmuCaps) -> Self {
         if guests {
             Self::Guest

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Drives one physical CPU, and knows what its selectors hold, and whose events its counters hold.
+//! Drives one physical CPU, and knows what its selectors hold, and which owner's events its
+//! counters hold.
 
 use shared_abi::PhysSlot;
 use shared_abi::arch::EVNTSEL_EN;
@@ -27,10 +28,10 @@ impl Owner {
 /// State of a physical CPU's PMU.
 #[derive(Debug)]
 pub struct Pcpu {
-    /// What the selectors hold, or `None` while the PMU is not the driver's.  The driver then
-    /// touches no register.
+    /// What the selectors hold, or `None` while the PMU does not belong to the driver. The driver
+    /// then accesses no register.
     selectors: Option<Selectors>,
-    /// Slots whose selectors may hold something else than 0.
+    /// Slots whose selectors may hold another value than 0.
     selected: u32,
     /// What the register that enables counters held before the driver took the PMU over.
     global_ctrl: u64,
@@ -42,11 +43,12 @@ pub struct Pcpu {
     owner: Owner,
     /// Whether branches are recorded at this moment.
     recording: bool,
-    /// What the register that controls that held, without the bit that records.
+    /// What the register that controls the recording of branches held, without the bit that
+    /// records.
     branch_control: u64,
-    /// What is accounted on this CPU.
+    /// The state of accounting on this CPU.
     pub(crate) accounting: Accounting,
-    /// What the driver has done on this CPU.
+    /// The statistics of the driver's work on this CPU.
     pub stats: Stats,
 }
 
@@ -67,7 +69,7 @@ impl Pcpu {
         }
     }
 
-    /// Returns whether the CPU's PMU is the driver's.  Otherwise nothing counts on it.
+    /// Returns whether the CPU's PMU belongs to the driver. Otherwise nothing counts on it.
     pub const fn counts(&self) -> bool {
         self.selectors.is_some()
     }
@@ -104,7 +106,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         P: Probe,
     {
         self.pcpu.selectors = None;
-        // First, so that whatever counts there is stopped.
+        // This comes first, so that everything that counts on the CPU is stopped.
         let found = arch::probe(identity, self.pmu)?;
         self.driver.boot.agrees(identity)?;
         self.clear_readable()?;
@@ -130,12 +132,12 @@ impl<P: Pmu> ThisCpu<'_, P> {
         }
     }
 
-    /// Reads a counter for a vCPU that may read the counters, if the hypervisor has to do that for
-    /// it.  `index` is the index of the vCPU's instruction.  Returns `None` if there is no such
-    /// counter.
+    /// Reads a counter for a vCPU that may read counters, if its guest must not execute the
+    /// instruction itself. `index` is the index of the vCPU's instruction. Returns `None` if there
+    /// is no such counter.
     ///
-    /// While the PMU is not the driver's, the counters hold what the host counts.  The guest counts
-    /// nothing then, and reads 0.
+    /// While the PMU does not belong to the driver, the counters hold what the host counts. The
+    /// guest counts nothing then, and reads 0.
     pub fn read_for_guest(&self, index: u32) -> Option<u64> {
         let slot = PhysSlot::from_counter_index(index)?;
         let exists = self.driver.caps.slots() & slot.bit() != 0;
@@ -145,8 +147,8 @@ impl<P: Pmu> ThisCpu<'_, P> {
         })
     }
 
-    /// Gives a CPU back that goes down.  Its registers get the values that they had when it came
-    /// up, except that nothing counts.
+    /// Gives back a CPU that goes down. Its registers get the values that they had when it came up,
+    /// except that nothing counts.
     pub fn go_down(&mut self) {
         self.record(false);
         if self.pcpu.selectors.take().is_some() {
@@ -184,15 +186,15 @@ impl<P: Pmu> ThisCpu<'_, P> {
         }
     }
 
-    /// Forgets which branches were recorded here, and has those recorded from now on that `filter`
-    /// selects, as soon as [`record`](Self::record) says so.
+    /// Discards the branches that were recorded here. From the next call of
+    /// [`record`](Self::record) on, the CPU records those that `filter` selects.
     pub(crate) fn begin_records(&self, filter: Filter) {
         if let Some(branches) = &self.driver.registers.branches {
             branches.begin(self.pmu, filter);
         }
     }
 
-    /// Lets branches be recorded, or not.
+    /// Starts or stops the recording of branches.
     #[inline(always)]
     pub(crate) fn record(&mut self, on: bool) {
         if self.pcpu.recording != on {
@@ -201,7 +203,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         }
     }
 
-    /// Records again, if branches are to be recorded at this moment: the CPU itself stops that at
+    /// Starts the recording again, if it is to be on at this moment: the CPU itself stops it at
     /// each debug exception.
     pub(crate) fn go_on_recording(&self) {
         if self.pcpu.recording {
@@ -237,9 +239,9 @@ impl<P: Pmu> ThisCpu<'_, P> {
     /// Clears the events of every other owner than `owner` from the counters.  Returns whether
     /// another owner has run here, whose selectors may still be in force.
     ///
-    /// A vCPU with a page can read every counter.  So this must happen before the vCPU returns to
-    /// its guest, and if the result is true, [`program`](Self::program) must be called before,
-    /// too.  It writes one register for each counter that was in use, and only after another owner
+    /// A vCPU with a page can read every counter. So the caller must call this before the vCPU
+    /// returns to its guest, and also [`program`](Self::program) if the result is true. This
+    /// function writes one register for each counter that was in use, and only after another owner
     /// has run here.
     pub(crate) fn admit(&mut self, owner: Owner) -> bool {
         if self.pcpu.owner == owner {
@@ -296,7 +298,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         let Some(held) = &mut self.pcpu.selectors else { return };
         let registers = &self.driver.registers;
         let mut changed = false;
-        // All other selectors hold 0, and are to hold 0.
+        // All other selectors hold 0, and keep it.
         for slot in slots_of(self.pcpu.selected | slots) {
             let (held, wanted) =
                 (held.evntsel.get_mut(slot.index()), wanted.evntsel.get(slot.index()));
@@ -341,8 +343,9 @@ impl<P: Pmu> ThisCpu<'_, P> {
     /// Stops the slots in `stopped`, and lets the others count if their selectors say so.
     ///
     /// Sampling slots are stopped in this way, so that they keep their distance to the overflow.
-    /// Slots that the hardware starts in the guest are, too.  If anything changes, this writes one
-    /// register, or one for each slot on a CPU without a register that enables all counters.
+    /// Slots that the hardware starts in the guest are stopped in this way, too. If anything
+    /// changes, this writes one register, or one for each slot on a CPU without a register that
+    /// enables all counters.
     #[inline(always)]
     pub(crate) fn enable_except(&mut self, stopped: u32) {
         if self.pcpu.stopped == stopped || !self.pcpu.counts() {

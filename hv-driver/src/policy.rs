@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides which domains may count: by what the host has set for each, or else by its option.
+//! Decides which domains may count: by the host's decision about each, or else by the host's
+//! option.
 
 use core::mem::swap;
 use core::sync::atomic::AtomicU64;
@@ -11,7 +12,8 @@ use shared_abi::slot::ALL_SLOTS;
 use crate::driver::Driver;
 use crate::settings::number;
 
-/// Whether the host has decided about the domain.  Memory of zeroes says that it has not.
+/// The bit that says that the host has decided about the domain. In memory that is all zeros it is
+/// clear.
 const DECIDED: u64 = 1 << 30;
 const ALLOWED: u64 = 1 << 31;
 /// Where the limit of overflows begins.
@@ -19,8 +21,8 @@ const RATE_SHIFT: u32 = 32;
 
 /// What the host has decided about one domain.  The hypervisor's structure of the domain holds it.
 ///
-/// It is one word, so that nobody sees half a decision: the slots that the domain may use, the two
-/// bits above, and the limit of overflows in a millisecond, which is 0 if there is none.
+/// The decision is one word, so that nobody sees half of it: the slots that the domain may use, the
+/// two bits above, and the limit of overflows in a millisecond, which is 0 if there is none.
 #[derive(Debug, Default)]
 pub struct Policy(AtomicU64);
 
@@ -29,7 +31,7 @@ const _: () = assert!(ALL_SLOTS as u64 & (DECIDED | ALLOWED) == 0);
 /// What a domain that may count may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// One bit for each slot of which it may have a counter.
+    /// One bit for each slot that the domain may use.
     pub slots: u32,
     /// How many overflows of a vCPU may interrupt in a window of [`Rate`](crate::Rate).
     pub overflows_max: u64,
@@ -55,8 +57,8 @@ pub enum PolicyChange {
     Tell = 2,
 }
 
-/// Parses a domain's number, and two limits if the domain has limits of its own, of counters and of
-/// overflows in a millisecond.  Both are decimal numbers, and 0 stands for none.
+/// Parses a domain's number, and its own limits of counters and of overflows in a millisecond, if
+/// it has any. Both are decimal numbers, and 0 stands for none.
 pub fn parse(text: &[u8], enabled: bool) -> Option<HvDomain> {
     let mut words = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let domid = number(words.next()?)?;
@@ -68,7 +70,7 @@ pub fn parse(text: &[u8], enabled: bool) -> Option<HvDomain> {
     (words.next().is_none() && is_valid(&wanted)).then_some(wanted)
 }
 
-/// Returns whether a decision means something.
+/// Returns whether a decision is valid.
 pub const fn is_valid(wanted: &HvDomain) -> bool {
     match wanted.enabled {
         0 => wanted.counters_max == 0 && wanted.overflows_per_ms == 0,
@@ -79,9 +81,10 @@ pub const fn is_valid(wanted: &HvDomain) -> bool {
 impl Policy {
     /// Allows or forbids the domain to count.  `controls` says whether it is the control domain.
     ///
-    /// A domain is revoked each time that it is forbidden.  A second caller may come before the
-    /// first one has reached every physical CPU, and must not return before that.  It is revoked as
-    /// well when its limits change, since it may have more loaded than it may now.
+    /// The result says to revoke the domain each time that it is forbidden: a second caller may
+    /// come before the first one has reached every physical CPU, and must not return before that.
+    /// It also says so when the domain's limits change, since the domain may have loaded more than
+    /// it may use now.
     pub fn set(&self, driver: &Driver, controls: bool, wanted: &HvDomain) -> PolicyChange {
         let before = driver.limits(self, controls);
         let slots = match wanted.counters_max {
@@ -118,7 +121,7 @@ impl Driver {
         self.limits(policy, controls).is_some_and(|limits| slots & !limits.slots == 0)
     }
 
-    /// Returns what the domain may use, or `None` if the host does not let it count.
+    /// Returns the domain's limits, or `None` if the host does not let it count.
     #[inline(always)]
     pub fn limits(&self, policy: &Policy, controls: bool) -> Option<Limits> {
         let word = policy.0.load(Relaxed);
@@ -135,8 +138,8 @@ impl Driver {
         Some(Limits { slots: word as u32 & ALL_SLOTS, overflows_max })
     }
 
-    /// Adds a domain to the answer, if its number is among the lowest that are wanted and have room
-    /// there.  The hypervisor may list its domains in any order.
+    /// Adds a domain to the answer, if its number is among the lowest of the requested ones for
+    /// which the answer has room. The hypervisor may list its domains in any order.
     ///
     /// If it lists a number several times, the answer has it once, and it may count if all of its
     /// domains may: one process of a KVM host can have made several machines.

@@ -2,11 +2,11 @@
 //! Samples of the host itself: where its physical CPUs are each time that a counter has counted a
 //! period of events.
 //!
-//! One general counter is the host's from the boot on, so that starting and stopping changes
-//! nothing for guests.  While nobody samples, it is stopped.  Its overflow is a non-maskable
-//! interrupt, so that a sample shows code that has disabled interrupts where it is.  The interrupt
-//! writes to its CPU's [`SampleRing`] only.  The control domain takes the samples out by hypercall,
-//! under a lock of the glue.
+//! One general counter belongs to the host from the boot on, so that starting and stopping changes
+//! nothing for guests. While nobody samples, it is stopped. Its overflow is a non-maskable
+//! interrupt, so that samples also show code that has disabled interrupts. The interrupt writes to
+//! its CPU's [`SampleRing`] only. The control domain takes the samples out by hypercall, under a
+//! lock of the glue.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -55,7 +55,7 @@ impl Record {
 
 /// The samples of one physical CPU.  Its interrupt writes, and one reader at a time takes.
 ///
-/// Memory of zeroes is an empty ring.
+/// Memory that is all zeros is an empty ring.
 #[derive(Debug)]
 pub struct SampleRing {
     /// Unit: events.
@@ -70,7 +70,7 @@ pub struct SampleRing {
 }
 
 impl SampleRing {
-    /// Returns whether samples of the hypervisor say where its guest was left.
+    /// Returns whether samples of the hypervisor have the place of its guest.
     #[must_use]
     pub fn is_at_guests(&self) -> bool {
         self.flags.load(Relaxed) & PROFILE_AT_GUESTS != 0
@@ -79,7 +79,7 @@ impl SampleRing {
     /// Adds a sample, or counts it as lost if there is no room.
     fn add(&self, sample: &HvSample) {
         let written = self.written.load(Relaxed);
-        // A record is free once the reader has said that it has taken it.
+        // The place of a record is free as soon as the reader has counted the record as taken.
         let kept = written.wrapping_sub(self.taken.load(Acquire));
         match self.records.get(written as usize % RECORDS) {
             Some(record) if kept < RECORDS as u64 => {
@@ -111,7 +111,7 @@ impl SampleRing {
 }
 
 impl Driver {
-    /// Checks what the control domain asks for.
+    /// Checks the control domain's request.
     ///
     /// # Errors
     ///
@@ -172,9 +172,9 @@ impl Driver {
     }
 
     /// Handles a non-maskable interrupt of the CPU whose PMU, expected interrupts of the host's
-    /// counter, and ring these are.  `at` is where it was; its time is set here.  `left` is where
-    /// the current guest was left, as far as that is known, if the ring is
-    /// [`at guests`](SampleRing::is_at_guests).  Returns whether the interrupt was that counter's.
+    /// counter, and ring are passed. `at` is the interrupted place; this sets its time. `left` is
+    /// the current guest's place, as far as it is known, if the ring is [`at
+    /// guests`](SampleRing::is_at_guests). Returns whether the host's counter has interrupted.
     ///
     /// It may be called at any moment, also while the core executes.
     pub fn sample(
@@ -204,12 +204,12 @@ impl Driver {
         }
         ring.add(at);
         let period = ring.period.load(Relaxed).max(1);
-        // The counter has gone on since its overflow, so that the next period begins where the last
-        // one has ended.  It is read as late as can be: what this executes until it is preset is
-        // not counted.
+        // The counter has continued since its overflow, so the next period begins where the last
+        // one has ended. It is read as late as possible, because the instructions between this read
+        // and the preset are not counted.
         let raw = pmu.counter(slot.counter_index());
         self.start_counter(pmu, slot, period - raw % period);
-        // There may have been whole periods between.
+        // Whole periods may have ended since the overflow.
         ring.lose(raw / period);
         true
     }
@@ -235,15 +235,15 @@ impl Driver {
         }
     }
 
-    /// Has guests that can read counters learn nothing of this one any more.  While an interrupt of
-    /// it is expected, the 0 would look like an overflow.
+    /// Clears the counter, so that guests that can read counters learn nothing from it. While an
+    /// interrupt of it is expected, the 0 would look like an overflow.
     fn clear_counter(&self, pmu: &impl Pmu, slot: PhysSlot) {
         pmu.write_register(self.registers.counter(slot), 0);
     }
 }
 
-/// Has a sample of the hypervisor say where its guest was left.  Nothing is left while the physical
-/// CPU has nothing to do.
+/// Replaces the place in a sample of the hypervisor by its guest's place. There is no such place
+/// while the physical CPU has nothing to do.
 fn move_to_guest(at: &mut HvSample, left: &HvPlace) {
     let mode = match left.mode {
         PLACE_KERNEL => SAMPLE_FOR_KERNEL,
@@ -256,8 +256,8 @@ fn move_to_guest(at: &mut HvSample, left: &HvPlace) {
 }
 
 impl<P: Pmu> ThisCpu<'_, P> {
-    /// Begins to sample this CPU, whose ring and expected interrupts of the host's counter these
-    /// are.  `profile` is what [`Driver::accepts_profile`] has accepted.
+    /// Begins to sample this CPU. `ring` is its ring, and `expected` has the interrupts of the
+    /// host's counter that it expects. `profile` is what [`Driver::accepts_profile`] has accepted.
     ///
     /// It returns whether the CPU samples: one whose PMU is not the driver's does not.
     pub fn start_samples(
@@ -278,7 +278,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         true
     }
 
-    /// Ends sampling on this CPU.  An interrupt may still come, which is the host's, too.
+    /// Ends sampling on this CPU. An interrupt of the host's counter may still come.
     pub fn stop_samples(&mut self, expected: &ExpectedInterrupts) {
         let (Some(slot), true) = (self.driver.profile, self.pcpu.counts()) else { return };
         self.driver.stop_counter(self.pmu, slot);
@@ -428,7 +428,7 @@ mod tests {
             ThisCpu { driver, pcpu, pmu, number: 7 }.start_samples(expected, ring, &PROFILE)
         }
 
-        /// Has samples of the hypervisor say where guests were left.
+        /// Makes samples of the hypervisor have the places of guests.
         fn go_to_guests(&mut self) {
             let profile = HvProfile { flags: PROFILE_AT_GUESTS, ..PROFILE };
             self.driver.accepts_profile(&profile).unwrap();

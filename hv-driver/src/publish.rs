@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Writes a vCPU's page.  Nothing else writes it.
 //!
-//! The page belongs to a guest that may write to it at any time.  It is output: nothing is ever
-//! read back from it, not even the sequence word, of which [`Publisher`] keeps its own count.  Only
-//! where a restored guest wants to go on from a page, what it says is taken once, as the guest's
-//! word.
+//! The page belongs to a guest that may write to it at any time. The driver only writes to it, and
+//! never reads it back, not even the sequence word: [`Publisher`] keeps its own count of writes.
+//! There is one exception: where a restored guest wants to continue from a page, the driver reads
+//! the page once, and checks it like an argument.
 
 use shared_abi::arch::EVNTSEL_INT;
 use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
@@ -16,12 +16,12 @@ use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED, VCPU_T
 use shared_abi::version::{ABI_MAJOR, ABI_WORD, VCPU_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, VcpuPage};
 
-/// What a page says beside its counters.  [`VcpuPage`] describes the fields.
+/// The content of a page beside its counters. [`VcpuPage`] describes the fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     /// Whether the vCPU executes.
     pub(crate) executing: bool,
-    /// Whether direct reads are valid.  They are not after the host has forbidden the domain to
+    /// Whether direct reads are valid. They are invalid after the host has forbidden the domain to
     /// count.
     pub(crate) direct: bool,
     pub(crate) loaded: u32,
@@ -35,7 +35,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// What a page says that is registered for the first time.
+    /// The content of a page that is registered for the first time.
     pub(crate) const NEW: Self = Self {
         executing: true,
         direct: true,
@@ -150,7 +150,7 @@ pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, start: u64, mask: u64) {
     }
 }
 
-/// Publishes the sum of a slot that goes on running.  The caller has begun a write.
+/// Publishes the sum of a slot that continues to run. The caller has begun a write.
 #[inline(always)]
 pub(crate) fn sum(page: &VcpuPage, slot: PhysSlot, sum: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
@@ -170,7 +170,7 @@ pub(crate) fn selected(page: &VcpuPage, config: &Config) {
     }
 }
 
-/// Publishes the value from which a slot goes on that interrupts and does not count now.  The
+/// Publishes the value from which a slot will continue that interrupts and does not count now. The
 /// caller has begun a write.
 #[inline(always)]
 pub(crate) fn held(page: &VcpuPage, slot: PhysSlot, raw: u64) {
@@ -179,7 +179,7 @@ pub(crate) fn held(page: &VcpuPage, slot: PhysSlot, raw: u64) {
     }
 }
 
-/// What a vCPU's page, which another hypervisor has written, says about the vCPU.
+/// What a page that another hypervisor has written says about its vCPU.
 #[derive(Debug)]
 pub struct Left {
     pub(crate) state: State,
@@ -219,8 +219,8 @@ fn parse_left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     {
         return Err(Errno::INVAL);
     }
-    // A vCPU that was forbidden to count loads anew, whatever its page says is loaded: only what
-    // allows direct reads is revoked.
+    // A vCPU that was forbidden to count has to load anew, although its page still has a
+    // configuration: a revocation only clears the flag for direct reads.
     let direct = flags & VCPU_DIRECT != 0;
     let loaded = if direct { page.loaded.load(Relaxed) } else { 0 };
     let mut sums = [0; MAX_SLOTS];
@@ -256,7 +256,7 @@ fn has_counts_of_vcpu(abi: u32) -> bool {
     abi & 0xffff == u32::from(ABI_MAJOR) && abi >> 16 >= 2
 }
 
-/// Returns the configuration of a counter that goes on with `distance` events to its overflow.
+/// Returns the configuration of a counter that continues with `distance` events to its overflow.
 ///
 /// If the counter has already overflowed, it gets the longest distance: a restored guest is
 /// interrupted anyway.

@@ -11,12 +11,12 @@ use core::mem;
 
 use shared_abi::Errno;
 
-/// The least time between a try to take the counters that has failed and the next one, unit: ns.
-/// A guest may ask as often as it likes, and each try stops the watchdog and may interrupt every
-/// CPU.
+/// The least time between an attempt to take the counters that has failed and the next one, unit:
+/// ns. A guest may ask as often as it likes, and each attempt stops the watchdog and may interrupt
+/// every CPU.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// What the driver tells the host's administrator.
+/// A message to the host's administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// No guest can count now, because perf has the counters.
@@ -27,11 +27,11 @@ pub enum Notice {
     WatchdogStopped,
     /// The watchdog runs again.
     WatchdogRuns,
-    /// The watchdog was to run again, and does not.
+    /// The watchdog should run again, and does not.
     WatchdogLost,
 }
 
-/// What the host's kernel does for the driver.
+/// The functions of the host's kernel that the driver calls.
 pub trait Host {
     /// Reserves all counters.  Returns false if somebody else has one, and has reserved none then.
     fn reserve(&mut self) -> bool;
@@ -39,20 +39,20 @@ pub trait Host {
     /// Gives up what is reserved.
     fn release(&mut self);
 
-    /// Returns whether the hard-lockup watchdog is switched on, whether or not it has a counter.
+    /// Returns whether the hard-lockup watchdog is switched on, even if it has no counter.
     fn watchdog_is_on(&mut self) -> bool;
 
     /// Switches the watchdog on or off.  One that is switched on gets a counter if there is one.
     fn switch_watchdog(&mut self, on: bool);
 
-    /// Has every CPU count for guests, or changes nothing.
+    /// Makes every CPU count for guests, or changes nothing.
     ///
     /// # Errors
     ///
     /// Those of a CPU that cannot count.
     fn take_cpus(&mut self) -> Result<(), Errno>;
 
-    /// Has every CPU be as it was before guests counted.
+    /// Restores every CPU to its state before guests counted.
     fn give_cpus_back(&mut self);
 
     /// Tells the administrator.
@@ -61,15 +61,15 @@ pub trait Host {
 
 /// Whether the driver has the counters.  The glue's lock is held during each call.
 ///
-/// Memory of zeroes stands for counters that are the host's.
+/// Memory that is all zeros says that the host has the counters.
 #[derive(Debug, Default)]
 pub struct Reservation {
     is_taken: bool,
-    /// The driver has stopped the watchdog, and has to start it again.
+    /// Whether the driver has stopped the watchdog, and has to start it again.
     stopped_watchdog: bool,
-    /// Why the last try to take the counters failed, or 0.
+    /// Why the last attempt to take the counters failed, or 0.
     last_error: i32,
-    /// The time before which there is no other try.
+    /// The time before which there is no other attempt.
     next_try_ns: u64,
 }
 
@@ -106,7 +106,7 @@ impl Reservation {
         }
     }
 
-    /// Takes the counters, and stops the watchdog if it has them.
+    /// Takes the counters, and stops the watchdog if the watchdog has one.
     fn take_counters(&mut self, host: &mut impl Host) -> Result<(), Errno> {
         if !self.reserve_without_watchdog(host) {
             host.notify(Notice::PerfHasCounters);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Drives a vCPU's sampling counters (i-mode).
 //!
-//! They are preset so that they overflow after their period, stopped while they are not running,
-//! and kept across switches of the vCPU.  Whenever a counter is folded, its value shows whether it
-//! has overflowed, and the virtual interrupt goes to the vCPU whose counter it is.  So an interrupt
-//! that comes late, when another vCPU executes already, adds nothing.
+//! The driver presets them so that they overflow after their period, stops them while they are not
+//! running, and keeps their values across switches of the vCPU. Whenever a counter is folded, its
+//! value shows whether it has overflowed, and the driver sends the virtual interrupt to the vCPU
+//! that has the counter. So an interrupt that comes late, when another vCPU executes already, adds
+//! nothing.
 
 use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_SLOTS;
@@ -16,7 +17,7 @@ use crate::pcpu::ThisCpu;
 use crate::settings::Rate;
 use crate::shares::Shares;
 
-/// How far the next overflow is put off when a vCPU has had too many, unit: events.
+/// The distance to the next overflow when a vCPU has had too many, unit: events.
 const PUT_OFF_EVENTS: u64 = 1 << 20;
 
 /// The sampling counters of a vCPU.
@@ -25,7 +26,7 @@ pub(crate) struct Sampling {
     slots: u32,
     /// Slots that have not overflowed since they were preset.
     armed: u32,
-    /// Whether an overflow was seen of which the guest was not notified.
+    /// Whether the driver has seen an overflow of which the guest was not notified yet.
     notify: bool,
     /// Start of the window in which overflows are counted against the allowed rate.
     window_tsc: u64,
@@ -90,7 +91,7 @@ impl Sampling {
         too_many
     }
 
-    /// Looks at a counter of this width that holds `raw`.  Returns whether it has overflowed since
+    /// Examines a counter of this width that holds `raw`. Returns whether it has overflowed since
     /// it was preset, and this was not seen before.
     #[inline(always)]
     pub(crate) fn notice(&mut self, slot: PhysSlot, mask: u64, raw: u64) -> bool {
@@ -105,8 +106,8 @@ impl Sampling {
         true
     }
 
-    /// Takes an event back that a counter is about to count, so that its overflow comes when the
-    /// guest has reached its period.  Returns whether the counter will still overflow.
+    /// Subtracts an event that a counter is about to count, so that its overflow comes when the
+    /// guest has reached its period. Returns whether the counter will still overflow.
     pub(crate) fn take_back<P: Pmu>(
         &self,
         cpu: &ThisCpu<'_, P>,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Numbers of domains, of which none is ever given twice.
+//! Gives each domain its serial, and gives no serial twice.
 //!
-//! Whose events a counter holds is remembered by such a number, and not by the host's own, which a
-//! later domain may get: it would inherit what the earlier one has left in the counters.
+//! The driver remembers by a serial which domain's events a counter holds. The host's own number of
+//! a domain would not do, since a later domain may get it, and could then read what the earlier one
+//! has left in the counters.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -32,7 +33,7 @@ impl Serials {
 pub struct Serial(AtomicU64);
 
 impl Serial {
-    /// Returns the domain's serial.  The domain gets one now if it has none.
+    /// Returns the domain's serial. A domain without one gets one now.
     ///
     /// Several of its vCPUs may ask at the same time without a lock, and all get the same serial.
     /// A serial that lost this race stays unused.
@@ -43,7 +44,8 @@ impl Serial {
         }
     }
 
-    /// Gives the domain this serial, unless another vCPU of it was first. Returns the domain's.
+    /// Gives the domain this serial, unless another vCPU of the domain was first. Returns the
+    /// domain's serial.
     fn agree(&self, new: DomainSerial) -> DomainSerial {
         self.0.compare_exchange(0, new, Relaxed, Relaxed).map_or_else(|is| is, |_| new)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Parses what the host's administrator asks for: the option `perfctr` of every hypervisor.
+//! Parses the option `perfctr`, which every hypervisor has for the host's administrator.
 
 /// The syntax of the option, for the console.
 pub const EXPECTED: &str = "on|off[,accounts][,all][,branches][,cost][,events=all]\
@@ -33,14 +33,14 @@ pub struct Settings {
     /// Whether every domain may count about which the host has not decided.
     pub all_domains: bool,
     /// Whether the CPUs count the instruction that enters a guest in the mode that it enters, as
-    /// AMD's manual says, so that the driver has to take it back.
+    /// AMD's manual says, so that the driver has to subtract it.
     pub counts_entries: bool,
     /// Whether a general counter is kept from the guests, with which the host samples itself.
     pub profile: bool,
     /// Whether two general counters are kept from the guests, with which the host accounts what
     /// each vCPU executes.
     pub accounts: bool,
-    /// Whether guests may have the branches recorded that they take.
+    /// Whether the driver may record guests' branches.
     pub branches: bool,
     /// Whether only the driver writes to registers of counters.  This includes counters that
     /// several cores share.
@@ -147,7 +147,7 @@ impl Options {
         Some(())
     }
 
-    /// Returns the settings on such a host.
+    /// Returns the settings on a host with these facts.
     pub const fn settings(&self, host: &HostFacts) -> Settings {
         let overflows_max = self.overflows_per_ms as u64;
         Settings {

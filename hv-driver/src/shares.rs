@@ -25,7 +25,8 @@ struct Share {
 pub(crate) struct Shares([Share; MAX_SLOTS]);
 
 impl Shares {
-    /// Makes the shares of a vCPU that goes on from what it has left, or that begins with 0.
+    /// Makes the shares of a vCPU that continues from the counts that it has left, or that begins
+    /// with 0.
     pub(crate) fn new(caps: &PmuCaps, left: Option<&Left>) -> Self {
         let mut shares = [Share::default(); MAX_SLOTS];
         for slot in slots_of(caps.slots()) {
@@ -59,7 +60,7 @@ impl Shares {
         raw
     }
 
-    /// Takes an event of a running counter back that it is about to count, and publishes that.
+    /// Subtracts an event that a running counter is about to count, and publishes the new sum.
     #[inline(always)]
     pub(crate) fn take_back(&mut self, page: &VcpuPage, slot: PhysSlot) {
         if let Some(own) = self.0.get_mut(slot.index()) {

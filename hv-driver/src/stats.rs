@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts what the driver did on one physical CPU, and what it cost.
+//! Counts the driver's work on one physical CPU, and its cost.
 
 use core::cell::Cell;
 
@@ -80,7 +80,7 @@ impl Default for Stats {
     }
 }
 
-/// A PMU that counts accesses to it.
+/// A PMU that counts the accesses to itself.
 #[derive(Debug)]
 pub struct Metered<'a, P> {
     pmu: &'a P,

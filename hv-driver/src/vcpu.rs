@@ -2,9 +2,9 @@
 //! Keeps the configuration and the sums of one virtual CPU, and is its state machine.
 //!
 //! While the vCPU executes, a counter of its configuration that counts in the guest's present mode
-//! is *running*: `start` is what the hardware held when it began to run.  It is *folded*
-//! (`sum += now - start`) when the vCPU is switched out, when the guest leaves the mode, and when
-//! the configuration changes.  A counter that only accumulates (a-mode) is never written.
+//! is *running*: `start` is what the hardware held when it began to run. It is *folded* (`sum +=
+//! now - start`) when the vCPU is switched out, when the guest leaves the mode, and when the
+//! configuration changes. The driver never writes a counter that only accumulates (a-mode).
 
 use shared_abi::arch::{CLOCK_MASK, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::count::phys_star;
@@ -99,7 +99,7 @@ impl Vcpu {
         let caps = &cpu.driver.caps;
         let shares = Shares::new(caps, left);
         let mut state = left.map_or(State::NEW, |left| left.state);
-        // Who was forbidden before loads anew.
+        // A vCPU that was forbidden to count before has to load anew.
         state.direct &= who.allowed;
         state.tsc_start = who.guest.clock.guest(cpu.pmu.clock());
         let mut publisher = Publisher::continuing(left.map_or(0, |left| left.writes));
@@ -111,7 +111,8 @@ impl Vcpu {
         publisher.register(page, who.id, &state, shares.sums());
         let outside = if gate == Gate::Entry { caps.slots() } else { 0 };
         close(cpu, outside, 0);
-        // Last, so that it is built where it is to be: hypervisors' stacks have no room for two.
+        // This comes last, so that the value is built in place: hypervisors' stacks have no room
+        // for two.
         Self {
             owner,
             rings: who.guest.rings,
@@ -138,7 +139,7 @@ impl Vcpu {
         }
     }
 
-    /// Goes on with what the vCPU counted before its guest was restored.  The vCPU has just
+    /// Continues from what the vCPU counted before its guest was restored. The vCPU has just
     /// registered the page with the same `left`.
     pub fn go_on<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, left: &Left) {
         self.replace(cpu, page, &left.config, GuestMode::Kernel);
@@ -176,7 +177,7 @@ impl Vcpu {
         self.replace(cpu, page, config, GuestMode::Kernel);
     }
 
-    /// Sets the domain's own limit of overflows in a window, which holds from the next load on.
+    /// Sets the domain's own limit of overflows in a window, which takes effect at the next load.
     pub fn limit_overflows(&mut self, overflows_max: u64) {
         self.overflows_max = overflows_max;
     }
@@ -192,8 +193,8 @@ impl Vcpu {
         self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
     }
 
-    /// Stops the vCPU's counters, because the host forbids its domain to count.  Direct reads are
-    /// refused until the guest loads again.
+    /// Stops the vCPU's counters, because the host forbids its domain to count. The page does not
+    /// allow direct reads until the guest loads again.
     pub fn revoke<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
         if self.state.direct {
             self.state.direct = false;
@@ -208,8 +209,8 @@ impl Vcpu {
         self.rings == Rings::Folded
     }
 
-    /// Forgets which branches the calling vCPU has taken, and records from now on those that
-    /// `filter` selects.  The guest is in its kernel.
+    /// Discards the branches that were recorded for the calling vCPU, and records from now on those
+    /// that `filter` selects. The guest is in its kernel.
     pub fn record<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, filter: Filter) {
         self.branches.select(filter);
         self.plain = self.is_plain(cpu.driver);
@@ -260,8 +261,8 @@ impl Vcpu {
                 let seen = self.state.overflows != overflows;
                 cpu.pmu.expect_interrupts(0, seen);
                 if seen {
-                    // Its interrupt may come too late to do so before another vCPU's overflow,
-                    // which would not interrupt then.
+                    // The overflow's interrupt may come too late to acknowledge it before another
+                    // vCPU's overflow, which would then not interrupt.
                     cpu.acknowledge();
                 }
                 self.sampling.hold(cpu.pmu, |slot, raw| publish::held(page, slot, raw));
@@ -290,7 +291,7 @@ impl Vcpu {
             let after_others = cpu.admit(self.owner);
             let selected = self.config.slots() != 0;
             if !allowed || !cpu.pcpu.counts() {
-                // Readers find direct reading invalid until the guest loads again.
+                // The page does not allow direct reads until the guest loads again.
                 self.state.direct = false;
                 self.branches.select(Filter::NONE);
                 self.configure(cpu.driver, &Config::default());
@@ -299,8 +300,9 @@ impl Vcpu {
                 close(cpu, self.outside, self.config.slots());
             }
             let moved = cpu.number != self.last_cpu;
-            // A vCPU that counts nothing clears what others have selected, too: it can execute
-            // raw counters, and would learn which of their events happen in its own time.
+            // The driver clears other vCPUs' selectors also for a vCPU that counts nothing: it can
+            // read raw counters, and would learn which of the selected events happen in its own
+            // time.
             if selected || after_others {
                 let slots = self.config.slots();
                 cpu.program(&self.selectors, slots, |cpu| self.sampling.restore(cpu));
@@ -323,8 +325,8 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// Prepares for the next instruction, which enters the guest in `mode`.  If the CPU counts this
-    /// instruction as the guest's, it is taken back from what the guest counts.
+    /// Prepares for the next instruction, which enters the guest in `mode`. If the CPU counts this
+    /// instruction as the guest's, this subtracts it from the guest's counts.
     #[inline(always)]
     pub fn enter_guest<P: Pmu>(
         &mut self,
@@ -341,7 +343,7 @@ impl Vcpu {
         }
     }
 
-    /// Takes back one event of each of these slots, which are running.
+    /// Subtracts one event from each of these slots, which are running.
     #[inline(never)]
     fn take_back<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, slots: u32) {
         let _writing = self.publisher.begin(page);
@@ -554,8 +556,8 @@ impl Vcpu {
     }
 }
 
-/// Stops the slots in `outside` until the guest is entered.  Their selectors would let them count
-/// the hypervisor, too.
+/// Stops the slots in `outside` until the guest is entered, since their selectors would also let
+/// them count the hypervisor.
 fn close<P: Pmu>(cpu: &mut ThisCpu<'_, P>, outside: u32, inside: u32) {
     if outside != 0 && cpu.pcpu.counts() {
         cpu.enable_except(outside);
@@ -568,9 +570,9 @@ fn close<P: Pmu>(cpu: &mut ThisCpu<'_, P>, outside: u32, inside: u32) {
 /// Makes the hardware start the slots in `inside` when it enters the guest, if it has to stop any
 /// slots `outside`.
 ///
-/// If the PMU is not the driver's, both values are 0, and the hypervisor then has the hardware load
-/// nothing.  Such a CPU may not have the register, and could not enter the guest if it had to load
-/// it.
+/// If the PMU is not the driver's, both values are 0, and the hypervisor then makes the hardware
+/// load nothing. Such a CPU may not have the register, and could not enter the guest if it had to
+/// load it.
 fn load_at_switch<P: Pmu>(cpu: &ThisCpu<'_, P>, outside: u32, inside: u32) {
     if outside == 0 {
         return;

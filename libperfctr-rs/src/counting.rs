@@ -61,11 +61,11 @@ impl<const N: usize> Counting<N> {
         self.session.counts()
     }
 
-    /// Counts what `body` does, without what the measurement itself does.
+    /// Counts what `body` executes, without what the measurement itself executes.
     ///
-    /// The first call measures an empty closure several times, and each call subtracts what that
-    /// has counted.  Every closure is called by the same instructions, so the difference is exact
-    /// for events that count retired instructions.  A closure returns a value by storing it in a
+    /// The first call measures an empty closure several times, and each call subtracts the count of
+    /// the empty closure. The same instructions call every closure, so the difference is exact for
+    /// events that count retired instructions. A closure returns a value by storing it in a
     /// variable that it borrows; this store is counted, too.
     ///
     /// If [`retries`](Counts::retries) is not 0, something has disturbed the second reading.  The
@@ -81,7 +81,7 @@ impl<const N: usize> Counting<N> {
         Ok(Counts { counts, retries, direct })
     }
 
-    /// Returns the session, which goes on counting.
+    /// Returns the session, which continues to count.
     pub fn into_session(self) -> Session {
         self.session
     }

@@ -13,8 +13,8 @@ use crate::provider::refusal::Refusal;
 
 /// The reason why the library could not do what it was asked for.
 ///
-/// `main` and `unwrap` print the `Debug` form.  It is the same text as the `Display` form, so that
-/// the user always reads what to do.
+/// `main` and `unwrap` print the `Debug` form. It is the same text as the `Display` form, so that
+/// the user always reads the remedy.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
-// What is public may grow: who uses it neither makes it field by field nor lists all variants.
+// Public types may get more fields and variants, so these lints demand `non_exhaustive`.
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 #![cfg_attr(not(feature = "std"), no_std)]
 
-// Everything that has an operating system beneath it.
+// These modules need an operating system.
 #[cfg(feature = "std")]
 mod claim;
 #[cfg(feature = "std")]
@@ -50,7 +50,7 @@ pub mod rdpmc;
 #[cfg(target_arch = "x86_64")]
 pub mod reader;
 
-// Other machines have no pages to read, and are told so by name.
+// Other machines have no pages to read. There these modules are private, and providers refuse.
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "rdpmc/elsewhere.rs"]
 mod rdpmc;

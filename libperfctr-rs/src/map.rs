@@ -48,7 +48,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a forked child something else may lie at this address by now.
+        // In a forked child other memory may lie at this address by now.
         if !self.forked() {
             // SAFETY: this is the only place that drops the mapping, and `drop` runs once.
             unsafe { ManuallyDrop::drop(&mut self.map) };
@@ -64,8 +64,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Maps the pages, and has reads that fault return an error from now on, unless the program
-    /// wants otherwise.  `vcpus` is the number of vCPUs that the device's info says.
+    /// Maps the pages, and makes reads that fault return an error from now on, unless the program
+    /// wants otherwise. `vcpus` is the number of vCPUs that the device's info says.
     ///
     /// # Errors
     ///

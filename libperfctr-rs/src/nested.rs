@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts pieces of a thread's work that lie within one another, such as spans and regions.
+//! Counts nested pieces of a thread's work, such as spans and regions.
 //!
-//! Each call of [`Nested::aside`] reads the counters when it begins and when it ends.  What the
-//! thread executes between two calls is its work, and is counted.  What it executes within a call
-//! is bookkeeping, and is left out.  Most programs use [`regions`](crate::regions) or the crate
-//! `perfctr-tracing`, which are made of it.
+//! Each call of [`Nested::aside`] reads the counters when it begins and when it ends. Everything
+//! that the thread executes between two calls is work, and is counted. Everything that it executes
+//! within a call is bookkeeping, and is left out. Most programs use [`regions`](crate::regions) or
+//! the crate `perfctr-tracing`, which use this module.
 
 use shared_abi::limits::MAX_COUNTERS;
 
@@ -13,10 +13,10 @@ use crate::session::Session;
 
 /// Number of times that an empty piece is measured.  The least of their counts is the cost.
 const CALIBRATIONS: usize = 8;
-/// Number of attempts to measure them undisturbed.
+/// Number of attempts to measure empty pieces without a disturbance.
 const ATTEMPTS: usize = 1_000;
 
-/// Something that reads the calling thread's counters.
+/// A source of the calling thread's counts.
 pub trait Source {
     /// Reads the first counters, as many as `counts` has room for.  All values are of one moment.
     /// Returns the number of attempts that were disturbed and discarded before this one.
@@ -52,7 +52,7 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// Nothing.
+    /// The amount that is 0 everywhere.
     pub const ZERO: Self = Self { counts: [0; MAX_COUNTERS], retries: 0 };
 
     /// Adds another amount to this one.
@@ -63,7 +63,7 @@ impl Amount {
         self.retries = self.retries.wrapping_add(other.retries);
     }
 
-    /// Returns what this amount has more than an earlier one.
+    /// Returns the difference between this amount and an earlier one.
     fn since(&self, earlier: &Self) -> Self {
         Self {
             counts: std::array::from_fn(|n| self.counts[n].wrapping_sub(earlier.counts[n])),
@@ -72,16 +72,16 @@ impl Amount {
     }
 }
 
-/// What a piece of work has counted.
+/// The counts of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Spent {
     /// Everything from its start to its end.
     pub total: Amount,
-    /// What was not within another piece that was started later.
+    /// The part that was not within another piece that was started later.
     pub own: Amount,
-    /// Whether another piece with the same key is still open.  The total of that one has this
-    /// one's total in it.
+    /// Whether another piece with the same key is still open. The total of the other piece contains
+    /// this total.
     pub is_recursive: bool,
 }
 
@@ -100,11 +100,11 @@ pub struct Pieces<K> {
     open: Vec<Open<K>>,
     /// What the thread has counted within pieces.
     sum: Amount,
-    /// The counters when the last function ended.
+    /// The counters at the end of the last call of [`Nested::aside`].
     left: [u64; MAX_COUNTERS],
-    /// What is counted between two functions if the thread does nothing meanwhile.
+    /// The count between two calls of [`Nested::aside`] if the thread does nothing between them.
     cost: [u64; MAX_COUNTERS],
-    /// What was counted since the last function, with the cost.
+    /// The count since the last call of [`Nested::aside`], with the cost.
     gap: Amount,
 }
 
@@ -114,7 +114,7 @@ impl<K: PartialEq> Pieces<K> {
         Self { open: Vec::new(), sum: Amount::ZERO, left, cost, gap }
     }
 
-    /// Accounts what was counted since the last function to the piece that was started last.
+    /// Adds the count since the last call of [`Nested::aside`] to the piece that was started last.
     fn account(&mut self, entered: &[u64; MAX_COUNTERS], retries: u32) {
         let counts = std::array::from_fn(|n| entered[n].wrapping_sub(self.left[n]));
         self.gap = Amount { counts, retries: retries.into() };
@@ -128,7 +128,7 @@ impl<K: PartialEq> Pieces<K> {
         self.sum.add(&work);
     }
 
-    /// Starts a piece within those that are open.
+    /// Starts a piece within the pieces that are open.
     pub fn start(&mut self, key: K) {
         self.open.push(Open { key, began: self.sum, own: Amount::ZERO });
     }
@@ -142,7 +142,7 @@ impl<K: PartialEq> Pieces<K> {
         Some(Spent { total: self.sum.since(&began), own, is_recursive })
     }
 
-    /// Returns the keys of the pieces that are open, the one that was started first at first.
+    /// Returns the keys of the open pieces, in the order in which they were started.
     pub fn open(&self) -> impl DoubleEndedIterator<Item = &K> {
         self.open.iter().map(|piece| &piece.key)
     }
@@ -170,12 +170,12 @@ impl<K: PartialEq, S: Source> Nested<K, S> {
         Ok(Self { source, events, pieces: Pieces::new() })
     }
 
-    /// Reads the counters, calls `work`, and reads again.  What is counted between the two readings
-    /// belongs to no piece.  Whoever starts or stops a piece does so in `work`.
+    /// Reads the counters, calls `work`, and reads again. The count between the two readings
+    /// belongs to no piece. Pieces are started and stopped in `work`.
     ///
-    /// A few instructions of this function's and of its caller's lie outside of the two readings.
-    /// [`Calibration`] measures them once and for all, so they have to be the same in every call:
-    /// one function of a program should make all calls.
+    /// A few instructions of this function and of its caller lie outside of the two readings.
+    /// [`Calibration`] measures them only once, so they have to be the same in every call: one
+    /// function of a program should make all calls.
     ///
     /// # Errors
     ///
@@ -193,13 +193,14 @@ impl<K: PartialEq, S: Source> Nested<K, S> {
     }
 }
 
-/// Finds what is counted between two functions if the thread does nothing between them.
+/// Measures the count between two calls of [`Nested::aside`] if the thread does nothing between
+/// them.
 #[derive(Debug)]
 pub struct Calibration {
     least: [u64; MAX_COUNTERS],
     /// Number of empty pieces that are still needed.
     left: usize,
-    /// Number of empty pieces until it is given up.
+    /// Number of empty pieces after which the calibration fails.
     attempts: usize,
 }
 
@@ -227,8 +228,8 @@ impl Calibration {
         }
     }
 
-    /// Notes an empty piece.  It is called within [`Nested::aside`] where that piece would be
-    /// stopped.  What is disturbed does not count.  When enough are noted, their cost is subtracted
+    /// Notes an empty piece. The caller calls it within [`Nested::aside`], in place of stopping the
+    /// piece. Disturbed pieces are ignored. When enough pieces are noted, their cost is subtracted
     /// from every piece.
     pub fn note<K>(&mut self, pieces: &mut Pieces<K>) -> Progress {
         let is_first = self.left > CALIBRATIONS;
@@ -252,7 +253,7 @@ impl Calibration {
     }
 }
 
-/// How far a [`Calibration`] is.
+/// The progress of a [`Calibration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there is nothing else")]
 pub enum Progress {
@@ -260,7 +261,7 @@ pub enum Progress {
     More,
     /// The cost is known.
     Done,
-    /// Something has disturbed nearly all of them.
+    /// Something has disturbed nearly all empty pieces.
     Disturbed,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a measurement counts of itself.
+//! Measures how many of its own instructions a measurement counts.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// Number of measurements of an empty closure.  The least of their counts is the overhead of a
 /// measurement.
 const CALIBRATIONS: usize = 8;
-/// Number of attempts to make one of them that nothing disturbs.
+/// Number of attempts to make one of these measurements without a disturbance.
 const ATTEMPTS: usize = 1_000;
 
 /// Reads the counters into the first list, calls the closure, and reads again into the second list.
@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 1_000;
 pub(crate) type Around<'a> =
     &'a dyn Fn(&mut dyn FnMut(), [&mut [u64]; 2]) -> Result<(u32, bool), Error>;
 
-/// The overhead of a session's measurements, once that is known.
+/// The overhead of a session's measurements, as soon as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Overhead(Cell<Option<Known>>);
 
@@ -27,18 +27,18 @@ pub(crate) struct Overhead(Cell<Option<Known>>);
 struct Known {
     /// Number of counters that these measurements read.
     counters: usize,
-    /// What the measurement of an empty closure counts.
+    /// The counts of an empty closure's measurement.
     counts: [u64; MAX_COUNTERS],
 }
 
 impl Overhead {
-    /// Forgets the overhead, since other events are counted from now on.
+    /// Discards the overhead, since the session counts other events from now on.
     pub(crate) fn forget(&self) {
         self.0.set(None);
     }
 
-    /// Counts what `body` does, without what the measurement of `nothing` counts.  Returns retries,
-    /// and whether the measurement was made without a system call.
+    /// Counts what `body` executes, and subtracts the count of `nothing`. Returns retries, and
+    /// whether the measurement was made without a system call.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Overhead {
     }
 }
 
-/// Measures what the measurement of an empty closure counts.
+/// Measures an empty closure.
 fn calibrate(
     around: Around<'_>,
     nothing: &mut dyn FnMut(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counting what a future does by itself.
+//! Counts what a future executes in its own polls.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,7 +20,8 @@ pub struct Polls<'counting, F, const N: usize> {
 }
 
 impl<const N: usize> Counting<N> {
-    /// Counts what a future does in its own polls, and not what the thread does between them.
+    /// Counts what a future executes in its own polls, and not what the thread executes between
+    /// them.
     ///
     /// The future that this returns gives the other one's value and the sum of its polls.  Each
     /// poll is [measured](Self::measure) like a closure.  After an error the future is not polled
@@ -46,8 +47,7 @@ impl<const N: usize> Counting<N> {
 }
 
 impl<F: Future, const N: usize> Polls<'_, F, N> {
-    /// Returns what the polls until now have counted, for example those of a future that is given
-    /// up.
+    /// Returns the counts of the polls until now, for example of a future that will be dropped.
     pub fn counts(&self) -> Counts<N> {
         self.sum
     }

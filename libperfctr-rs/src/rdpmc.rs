@@ -4,16 +4,15 @@
 //! # Ordering
 //!
 //! RDPMC and RDTSC wait for nothing: out of order execution may take their values before earlier
-//! instructions have retired (SDM volume 2, RDPMC and RDTSC).  An LFENCE in front makes them wait
+//! instructions have retired (SDM volume 2, RDPMC and RDTSC). An LFENCE in front makes them wait
 //! until all earlier instructions have completed (SDM volume 2, LFENCE; APM volume 3, LFENCE, where
-//! the kernel has made it dispatch-serialising, as current hypervisors and kernels do).  A read
-//! takes the TSC first, so the fence stands there, once per attempt.  The counters follow it
-//! immediately and are not fenced from each other.
+//! the kernel has made it dispatch-serialising, as current hypervisors and kernels do). A read
+//! takes the TSC first, so the fence stands there, once per attempt. The reads of counters follow
+//! immediately, without fences between them.
 //!
-//! Nothing is needed behind them: counters of retired events are read in program order, so what
-//! comes later is not counted.  Events that are not about retirement, like cycles, stay fuzzy by
-//! some tens of cycles; CPUID in place of LFENCE would not change that and would trap to the
-//! hypervisor.
+//! No fence is needed behind them: counters of retired events are read in program order, so they do
+//! not count later instructions. Counts of other events, like cycles, are uncertain by some tens of
+//! cycles; CPUID in place of LFENCE would not change that and would trap to the hypervisor.
 #![expect(unsafe_code, reason = "RDPMC has no safe form")]
 
 use core::arch::asm;

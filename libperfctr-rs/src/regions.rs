@@ -20,10 +20,10 @@
 //! # }
 //! ```
 //!
-//! Each thread that starts a region counts itself, with a [session](crate::Session) of its own.
-//! What this module executes is counted in no region.  Each of its functions reads the counters
-//! when it begins and when it ends, and leaves out what it has executed between the two readings.
-//! The readings themselves are measured with empty regions, and subtracted.
+//! Each thread that starts a region counts itself, with a [session](crate::Session) of its own. No
+//! region counts what this module executes. Each of its functions reads the counters when it begins
+//! and when it ends, and leaves out what it has executed between the two readings. The readings
+//! themselves are measured with empty regions, and subtracted.
 //!
 //! Regions may lie within one another, overlap, and be started again before they are stopped.  The
 //! table of a process has what all of its threads have counted, also those that have ended.  A
@@ -42,17 +42,17 @@ use crate::nested::{Amount, Calibration, Nested, Pieces, Progress};
 use crate::session::Session;
 use crate::sys::{self, Generation};
 
-/// What a thread does with a region.
+/// The action of a thread on a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there is nothing else")]
 pub enum Operation {
-    /// It starts the region.
+    /// The thread starts the region.
     Start,
-    /// It stops the region.
+    /// The thread stops the region.
     Stop,
 }
 
-/// What regions have counted.
+/// The counts of all regions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Table {
@@ -62,7 +62,7 @@ pub struct Table {
     pub rows: Vec<Row>,
 }
 
-/// What a region has counted in one thread.
+/// The counts of a region in one thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Row {
@@ -70,13 +70,14 @@ pub struct Row {
     pub region: String,
     /// The thread, by the order in which threads have started their first region, from 1.
     pub thread: u32,
-    /// What Linux called the thread then.
+    /// Linux's name of the thread at that time.
     pub thread_name: String,
     /// How often the region was stopped.
     pub calls: u64,
     /// How often it was started and not stopped.
     pub open: u64,
-    /// The events from its starts to its stops.  What a recursive region counts is here once.
+    /// The events from its starts to its stops. The count of a recursive region is contained only
+    /// once.
     pub total: Vec<u64>,
     /// The events from its starts to its stops that were not in regions within it.
     pub own: Vec<u64>,
@@ -89,7 +90,7 @@ pub struct Row {
 #[must_use = "the region ends when this is dropped"]
 pub struct Region<'a> {
     name: &'a str,
-    /// A region ends in the thread that has started it.
+    /// Makes the value stay in its thread, since a region ends in the thread that has started it.
     thread: PhantomData<*const ()>,
 }
 
@@ -102,10 +103,10 @@ struct Sums {
     own: Amount,
 }
 
-/// What the regions of all threads have in common.
+/// The state of all threads' regions.
 #[derive(Debug)]
 struct Shared {
-    /// The process that this is of.
+    /// The process that has this state.
     generation: Option<Generation>,
     /// The events, if they were chosen.
     events: Option<Vec<Event>>,
@@ -123,7 +124,7 @@ static SHARED: Mutex<Shared> = Mutex::new(Shared::new());
 struct Thread {
     number: usize,
     nested: Nested<Arc<str>>,
-    /// It exists until the cost of an empty region is known.
+    /// The calibration, until the cost of an empty region is known.
     calibration: Option<Calibration>,
     progress: Progress,
 }
@@ -202,13 +203,13 @@ impl Shared {
                 Ok(())
             }
             Operation::Stop => {
-                // Only what was started has a name here.
+                // Only regions that were started have a name here.
                 let known = self.names.get(name).cloned();
                 let spent = known.as_ref().and_then(|name| pieces.stop(name));
                 let (Some(name), Some(spent)) = (known, spent) else {
                     return Err(not_started(name, pieces));
                 };
-                // What was started has sums.
+                // A region that was started has sums.
                 let Some(sums) = self.sums.get_mut(&(name, thread)) else { return Ok(()) };
                 sums.calls += 1;
                 sums.open = sums.open.saturating_sub(1);
@@ -246,7 +247,7 @@ impl Shared {
     }
 }
 
-/// Says that a region was not started, and which were.
+/// Makes the error that a region was not started, which names the regions that were.
 fn not_started(name: &str, pieces: &Pieces<Arc<str>>) -> Error {
     let open: Vec<String> = pieces.open().rev().map(|name| format!("`{}`", shown(name))).collect();
     let open = if open.is_empty() {
@@ -264,7 +265,7 @@ fn list(events: &[Event]) -> String {
     if names.is_empty() { "nothing".to_owned() } else { names.join(",") }
 }
 
-/// Returns a name as it can be printed: without what could send commands to a terminal.
+/// Returns a name in a printable form, without characters that a terminal takes for commands.
 fn shown(name: &str) -> String {
     let shown = |c: char| {
         if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
@@ -272,7 +273,7 @@ fn shown(name: &str) -> String {
     name.chars().map(shown).collect()
 }
 
-/// Chooses what regions count: without this call, instructions in user mode.
+/// Chooses the events that regions count. Without this call they count instructions in user mode.
 ///
 /// # Errors
 ///
@@ -316,8 +317,8 @@ pub fn enter(name: &str) -> Result<Region<'_>, Error> {
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        // It fails if the region was stopped by name already, or could not be read: the table then
-        // says that it was not stopped.
+        // The stop fails if the region was stopped by name already, or if the counters could not be
+        // read: the table then says that the region was not stopped.
         stop(self.name).ok();
     }
 }
@@ -327,8 +328,8 @@ pub fn table() -> Table {
     Shared::lock().table()
 }
 
-/// Has the table be printed to the standard error output when the process ends by itself, unless
-/// there was no region.
+/// Makes the library print the table to the standard error output when the process ends by itself,
+/// if there was any region.
 ///
 /// # Errors
 ///
@@ -337,7 +338,7 @@ pub fn print_at_exit() -> Result<(), Error> {
     extern "C" fn print() {
         let table = table();
         if !table.rows.is_empty() {
-            // Whoever has closed the output does not want it.
+            // A program that has closed the output does not want the table.
             write!(std::io::stderr(), "{table}").ok();
         }
     }
@@ -350,7 +351,7 @@ pub fn print_at_exit() -> Result<(), Error> {
     Ok(())
 }
 
-/// An empty region, whose cost is found.
+/// An empty region, whose cost is measured.
 fn empty() {
     start("").ok();
     stop("").ok();
@@ -358,10 +359,9 @@ fn empty() {
 
 /// Starts or stops a region, for [`start`] and [`stop`] of another language.
 ///
-/// `name` returns the region's name.  It is called where nothing is counted, so that it may check
-/// and convert the name.  `empty` starts and stops a region by the other language's own functions,
-/// with any name; it is called several times in a thread's first region, to find what these
-/// functions execute.
+/// `name` returns the region's name. It is called where nothing counts, so that it may check and
+/// convert the name. `empty` starts and stops a region by the other language's own functions, with
+/// any name; it is called several times in a thread's first region, to measure these functions.
 ///
 /// # Errors
 ///
@@ -396,7 +396,7 @@ fn ending() -> Error {
     Error::Region("this thread ends, or does something with a region already".to_owned())
 }
 
-/// Opens the calling thread's counters, and finds the cost of an empty region.
+/// Opens the calling thread's counters, and measures the cost of an empty region.
 fn open(empty: fn()) -> Result<(), Error> {
     let replace = |with: Option<Thread>| {
         let replaced = THREAD.try_with(|thread| {
@@ -476,7 +476,7 @@ impl fmt::Display for Table {
         for line in &lines {
             let mut text = String::new();
             for (n, (cell, &width)) in line.iter().zip(&widths).enumerate() {
-                // Words begin below one another, numbers end so.
+                // Words are aligned to the left, and numbers to the right.
                 text +=
                     &if n < 2 { format!("{cell:<width$}  ") } else { format!("{cell:>width$}  ") };
             }

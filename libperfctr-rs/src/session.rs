@@ -45,9 +45,9 @@ impl<const N: usize> Default for Reading<N> {
 impl<const N: usize> Sub for Reading<N> {
     type Output = Self;
 
-    /// Returns the difference, which has the retries of the later reading.  The retries of the
-    /// earlier reading were over before its values were taken, so the difference does not contain
-    /// what they counted.
+    /// Returns the difference, which has the retries of the later reading. The retries of the
+    /// earlier reading had ended before its values were taken, so the difference does not contain
+    /// them.
     fn sub(self, earlier: Self) -> Self {
         Self {
             tsc: self.tsc.wrapping_sub(earlier.tsc),
@@ -155,7 +155,7 @@ impl Session {
         self.claim.forked()
     }
 
-    /// Has the session be one that another process has opened.
+    /// Makes the session one that another process has opened.
     #[cfg(test)]
     pub(crate) fn give_away(&mut self) {
         self.claim = Claim::of_child();
@@ -192,7 +192,7 @@ impl Session {
         Self { backend, refusals, claim, overhead: Overhead::default(), thread: PhantomData }
     }
 
-    /// Returns what can be counted here.
+    /// Returns a description of the provider and its counters.
     pub fn description(&self) -> &Description {
         self.backend.description()
     }
@@ -213,7 +213,7 @@ impl Session {
         &self.refusals
     }
 
-    /// Starts to count these events and the TSC from 0, in place of what was counted before.
+    /// Starts to count these events and the TSC from 0, in place of the earlier events.
     ///
     /// # Errors
     ///
@@ -315,8 +315,8 @@ impl Session {
         self.backend.stop()
     }
 
-    /// Goes on counting after [`stop`](Self::stop), from the counts at which the counters stopped.
-    /// The TSC may start from 0.
+    /// Continues to count after [`stop`](Self::stop), from the counts at which the counters
+    /// stopped. The TSC may start from 0.
     ///
     /// # Errors
     ///
@@ -372,13 +372,13 @@ impl Session {
         Ok(Reading { tsc, counts: [], retries, direct })
     }
 
-    /// Counts what the first of two closures does, as
+    /// Counts what the first of two closures executes, as
     /// [`Counting::measure`](crate::Counting::measure) does, for callers that learn the number of
-    /// events only when they run.  `counts` gets the counts of the first events, as many as it has
+    /// events only when they run. `counts` gets the counts of the first events, as many as it has
     /// room for.
     ///
     /// The second closure does nothing, and is measured to find what the measurement itself
-    /// executes.  It is called in the first measurement after a start only.
+    /// executes. It is called only in the first measurement after a start.
     ///
     /// The result says how the counters were read; its own list of counts is empty.
     ///
@@ -437,7 +437,7 @@ fn of_region(first: &Taken, last: &Taken) -> (u32, bool) {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A signal that is still pending must not let the counters go on.
+        // The handler of a signal that is still pending must not let the counters go on.
         if !self.claim.forked() {
             overflow::go_on_by(None);
         }

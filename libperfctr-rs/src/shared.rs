@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! One session of a thread for several users that count the same, such as a library and its caller.
+//! Shares one session of a thread among several users that count the same events, such as a library
+//! and its caller.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,11 +11,11 @@ use crate::error::Error;
 use crate::event::Event;
 
 thread_local! {
-    /// What this thread shares.
+    /// The counting that this thread shares.
     static SHARED: RefCell<Option<Shared>> = const { RefCell::new(None) };
 }
 
-/// A [`Counting`] that goes on while anybody uses it.
+/// A [`Counting`] that continues while anybody uses it.
 struct Shared {
     events: Vec<Event>,
     counting: Weak<dyn Any>,
@@ -26,7 +27,8 @@ impl Shared {
         Self { events: events.to_vec(), counting: Rc::downgrade(&counting) }
     }
 
-    /// Returns what counts these events, in this order, if anybody in this process still uses it.
+    /// Returns the counting of these events, in this order, if anybody in this process still uses
+    /// it.
     fn of<const N: usize>(&self, events: [Event; N]) -> Option<Rc<Counting<N>>> {
         let counting = self.counting.upgrade().filter(|_| self.events == events)?;
         let counting: Rc<Counting<N>> = counting.downcast().ok()?;
@@ -41,8 +43,8 @@ impl Shared {
 /// Counting stops when the last of them has dropped its [`Rc`].
 ///
 /// The counts do not begin at 0 for each of them, so each subtracts an earlier reading from a later
-/// one, or uses [`Counting::measure`].  If the body that one of them measures makes the other one
-/// read counters, that costs instructions, which are counted, too.
+/// one, or uses [`Counting::measure`]. If the body that one of them measures makes the other one
+/// read counters, the count includes the instructions of this read.
 ///
 /// ```no_run
 /// use perfctr::{Event, shared};

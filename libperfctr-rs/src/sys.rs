@@ -65,7 +65,7 @@ impl Generation {
     }
 }
 
-/// Has the C library call `function` when the process ends by itself.
+/// Makes the C library call `function` when the process ends by itself.
 ///
 /// # Errors
 ///
@@ -286,7 +286,7 @@ impl PerfEvent {
         Ok(Self(unsafe { File::from_raw_fd(descriptor) }))
     }
 
-    /// Has the kernel write this event's records to the ring of another one of the same CPU.
+    /// Makes the kernel write this event's records to the ring of another event of the same CPU.
     pub(crate) fn write_to(&self, other: &Self) -> io::Result<()> {
         // SAFETY: the request takes the number of a descriptor and no pointer.
         let result = unsafe { perf::ioctls::SET_OUTPUT(self.as_raw_fd(), other.as_raw_fd()) };
@@ -396,7 +396,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let seen = Generation::current() != before;
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: the call ends the child, and executes none of the parent's exit handlers.
             unsafe { libc::_exit(i32::from(seen)) };
         }
         let mut status = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The generator of the C header that declares this crate's constants and structures.
 //!
-//! `include/perfctr_abi.h` is this module's output, committed so that a build of the hypervisor
-//! or of the kernel module needs no Rust for it;
-//! `cargo xtask headers` writes it.  Structures carry assertions of their size and
-//! of every offset, so the compilers of both confirm the layout that Rust asserts.
+//! `include/perfctr_abi.h` is this module's output, committed so that C in the hypervisor and in
+//! the kernel module can include it without a build of Rust; `cargo xtask headers` writes it.
+//! Structures carry assertions of their size and of every offset, so the compilers of both confirm
+//! the layout that Rust asserts.
 
 use core::fmt::{self, Write};
 

@@ -32,7 +32,7 @@ pub const CAPS_GUEST_ONLY: u32 = 1 << 4;
 /// [`PmuCaps::features`]: event numbers have 12 bits (APM volume 2, 13.2.1).
 pub const CAPS_EVENT_12BIT: u32 = 1 << 5;
 /// [`PmuCaps::features`]: the host lets guests also count events that are not known to count only
-/// what the guest's own logical processor does, see [`arch`](crate::arch).
+/// the guest's own logical processor, see [`arch`](crate::arch).
 pub const CAPS_ALL_EVENTS: u32 = 1 << 6;
 /// [`PmuCaps::features`]: the processor has an erratum by which some events may change the counters
 /// of the sibling hardware thread.
@@ -149,8 +149,8 @@ impl PmuCaps {
         if slot.fixed_number().is_some() { self.fixed_width } else { self.general_width }
     }
 
-    /// Returns what a guest has that may use these slots only.  They are the first general
-    /// counters, and the first fixed ones.
+    /// Returns the capabilities of a guest that may use only these slots, which are the first
+    /// general counters and the first fixed ones.
     #[must_use]
     pub const fn within(&self, slots: u32) -> Self {
         let mut less = *self;

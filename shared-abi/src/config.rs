@@ -188,7 +188,8 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
-    /// Does what [`joined`](Self::joined) does, but returns `None` also if one of them interrupts.
+    /// Does what [`joined`](Self::joined) does, but also returns `None` if one of the two
+    /// interrupts.
     pub fn joined_unless_sampling(&self, other: &Config) -> Option<Config> {
         if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
     }

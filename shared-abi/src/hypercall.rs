@@ -63,9 +63,9 @@ pub const OP_UNREGISTER: u32 = 2;
 pub const OP_LOAD: u32 = 3;
 /// The hypervisor removes the calling vCPU's configuration.  The sums in its page stay.
 pub const OP_STOP: u32 = 4;
-/// The control domain allows a domain to count, within limits if it wants, or forbids it.
+/// The control domain allows a domain to count, perhaps within limits, or forbids it.
 pub const OP_DOMAIN: u32 = 5;
-/// The control domain reads what the driver has done since boot, and what that cost.
+/// The control domain reads the statistics of the driver's work since boot.
 pub const OP_STATS: u32 = 6;
 /// The guest asks where the calling vCPU was when one of its counters overflowed.
 ///
@@ -74,13 +74,13 @@ pub const OP_STATS: u32 = 6;
 pub const OP_PLACE: u32 = 7;
 
 /// The hypervisor begins to publish the calling vCPU's counters in a page that another hypervisor
-/// has written before the guest was restored here, and goes on from the counts in that page.
+/// has written before the guest was restored here, and continues from the counts in that page.
 pub const OP_GO_ON: u32 = 8;
 
 /// The control domain begins to sample physical CPUs.
 pub const OP_PROFILE_START: u32 = 9;
-/// The control domain takes the oldest samples of one physical CPU.  This also says that it still
-/// wants samples: the driver stops by itself [`PROFILE_LEASE_MS`] after the last such call.
+/// The control domain takes the oldest samples of one physical CPU. This renews the lease: the
+/// driver stops by itself [`PROFILE_LEASE_MS`] after the last such call.
 pub const OP_PROFILE_READ: u32 = 10;
 /// The control domain ends sampling.  Samples that it has not taken are lost.
 pub const OP_PROFILE_STOP: u32 = 11;
@@ -91,17 +91,16 @@ pub const PROFILE_LEASE_MS: u64 = 2_000;
 /// The shortest [`HvProfile::period`].  A sample costs the hypervisor some hundred instructions.
 pub const PROFILE_PERIOD_MIN: u64 = 10_000;
 
-/// The control domain has each vCPU's events accounted from now on.
+/// The control domain makes the driver account events to vCPUs from now on.
 pub const OP_ACCOUNTS_START: u32 = 12;
-/// The control domain reads accounts of vCPUs.  If it reads from the first one on, this also says
-/// that it still wants them: the driver stops by itself [`ACCOUNTS_LEASE_MS`] after the last such
-/// call.
+/// The control domain reads accounts of vCPUs. If it reads from the first one on, this renews the
+/// lease: the driver stops by itself [`ACCOUNTS_LEASE_MS`] after the last such call.
 pub const OP_ACCOUNTS_READ: u32 = 13;
-/// The control domain ends the accounting.  What has not been read is lost.
+/// The control domain ends the accounting. Accounts that it has not read are lost.
 pub const OP_ACCOUNTS_STOP: u32 = 14;
 
-/// The hypervisor forgets what the calling vCPU has recorded, and records the branches of these
-/// kinds that it takes from now on.
+/// The hypervisor discards the branches that were recorded for the calling vCPU, and records those
+/// of these kinds that the vCPU takes from now on.
 ///
 /// It records until the next such call, or until the page is no longer registered or the domain may
 /// no longer count.  Sums and configuration do not change.
@@ -110,7 +109,7 @@ pub const OP_RECORD: u32 = 15;
 /// overflowed.
 pub const OP_BRANCHES: u32 = 16;
 
-/// The control domain asks which domains there are, and which of them may count.
+/// The control domain asks for a list of the domains, and which of them may count.
 pub const OP_DOMAINS: u32 = 17;
 
 /// The operations on the whole host.  Any domain but the control domain gets `EPERM` for them.
@@ -129,9 +128,9 @@ pub const HOST_OPS: [u32; 9] = [
 /// How long the driver keeps accounts after the control domain has last read the first of them,
 /// unit: milliseconds.
 ///
-/// Each physical CPU reads its counters whenever the first account is read, so that none counts
-/// more between two reads than it can hold.  One of 40 bits would need 10^11 events in a second for
-/// that.  Hosts with narrower counters keep no accounts.
+/// Each physical CPU reads its counters whenever the first account is read, so that none wraps
+/// between two reads. To wrap, a counter of 40 bits would need 10^11 events in a second. Hosts with
+/// narrower counters keep no accounts.
 pub const ACCOUNTS_LEASE_MS: u64 = 10_000;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen uses for nothing else.
@@ -146,7 +145,7 @@ pub const VIRQ_NUMBER: u32 = 20;
 pub const FEATURE_ENABLED: u32 = 1 << 0;
 /// [`HvQuery::features`]: the driver counts its own instructions, see [`HvHookStats`].
 pub const FEATURE_COST: u32 = 1 << 1;
-/// [`HvQuery::features`]: the caller can have its branches recorded, see [`OP_RECORD`].
+/// [`HvQuery::features`]: the hypervisor can record the caller's branches, see [`OP_RECORD`].
 pub const FEATURE_BRANCHES: u32 = 1 << 2;
 
 /// Argument of [`OP_QUERY`].
@@ -164,7 +163,7 @@ pub struct HvQuery {
     /// Out: what the PMU can do.
     pub caps: WireCaps,
     /// Out: a number of the caller's domain, which changes when the domain is restored or allowed
-    /// to count.  It is 0 if the hypervisor tells the guest of that in another way.
+    /// to count. It is 0 if the guest learns of this in another way.
     pub machine: u64,
     /// Must be 0.
     pub reserved_tail: u64,
@@ -187,7 +186,7 @@ pub struct HvRegister {
     /// Guest frame number of the page.  For a PV guest this is a machine frame number.
     pub gfn: u64,
     /// The observer that may read the page and the counters of this vCPU; the guest chooses the
-    /// number.  The driver first clears what the counters hold of another observer.
+    /// number. The driver first clears what the counters hold of another observer's events.
     pub observer: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -235,8 +234,8 @@ pub struct HvDomain {
     /// 1 to allow the domain to count, 0 to forbid it.  A domain that is forbidden to count stops
     /// at once.
     pub enabled: u32,
-    /// The most counters that the domain may have loaded on a vCPU, or 0 for all that there are.
-    /// It gets the general counters first, and then the fixed ones.  It must be 0 if the domain is
+    /// The most counters that the domain may have loaded on a vCPU, or 0 for all counters. It gets
+    /// the general counters first, and then the fixed ones. It must be 0 if the domain is
     /// forbidden.
     pub counters_max: u32,
     /// The most overflows that interrupt in a millisecond, for each vCPU of the domain, or 0.  The
@@ -256,9 +255,9 @@ pub const DOMAINS_MAX: usize = 47;
 
 /// Argument of [`OP_DOMAINS`].
 ///
-/// Whoever wants all domains asks from 0 on, and then again and again from the number after the
-/// last one of the answer, until there is an answer with fewer than [`DOMAINS_MAX`].  A domain that
-/// is there meanwhile is in exactly one of the answers.
+/// To list all domains, the caller asks from 0 on, and then from the number after the last one of
+/// each answer, until an answer has fewer than [`DOMAINS_MAX`]. A domain that exists throughout
+/// these calls is in exactly one of the answers.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HvDomains {
@@ -386,8 +385,8 @@ pub const BRANCHES_MAX: usize = 16;
 
 /// Argument of [`OP_BRANCHES`].
 ///
-/// The driver reads the records where it notes the overflow's place, see [`HvPlace`].  It begins
-/// with none when the vCPU comes to a physical CPU.
+/// The driver reads the records where it notes the overflow's place, see [`HvPlace`]. It clears the
+/// records when the vCPU is switched in.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -414,8 +413,8 @@ layout!(HvBranches, "perfctr_hv_branches", 392, {
 )]
 #[repr(C)]
 pub struct HvProfile {
-    /// The event, and the rings, in the layout of [`CounterConfig::evntsel`].  Ring 0 is the
-    /// hypervisor's, and where guests have rings of their own, also their kernels'.  64-bit PV
+    /// The event, and the rings, in the layout of [`CounterConfig::evntsel`]. The hypervisor
+    /// executes in ring 0, and so do the kernels of guests with rings of their own. 64-bit PV
     /// guests execute in ring 3 only.
     pub evntsel: u64,
     /// A sample is taken after this many events on each physical CPU, at least
@@ -434,16 +433,16 @@ layout!(HvProfile, "perfctr_hv_profile", 32, {
     24 flags: "__u64",
 });
 
-/// [`HvProfile::flags`]: where the hypervisor executes for a guest, a sample says at which of its
-/// instructions the guest was left, in place of the hypervisor's.
+/// [`HvProfile::flags`]: a sample of the hypervisor has the instruction at which the current guest
+/// entered the hypervisor, in place of the hypervisor's own.
 pub const PROFILE_AT_GUESTS: u64 = 1 << 0;
 
-/// [`HvSample::mode`]: the hypervisor executed, for [`HvSample::domain`] or while that was idle.
+/// [`HvSample::mode`]: the hypervisor executed, for [`HvSample::domain`] or while the CPU was idle.
 pub const SAMPLE_HYPERVISOR: u32 = 3;
-/// [`HvSample::mode`]: the hypervisor executed for a guest, whose kernel it was entered from at
+/// [`HvSample::mode`]: the hypervisor executed for a guest, which entered it from its kernel at
 /// [`HvSample::ip`].
 pub const SAMPLE_FOR_KERNEL: u32 = 4;
-/// [`HvSample::mode`]: the hypervisor executed for a guest, whose user mode it was entered from at
+/// [`HvSample::mode`]: the hypervisor executed for a guest, which entered it from user mode at
 /// [`HvSample::ip`].
 pub const SAMPLE_FOR_USER: u32 = 5;
 
@@ -488,8 +487,8 @@ pub struct HvSamples {
     pub cpu: u32,
     /// Out: the number of samples that follow.  If it is [`SAMPLES_MAX`], there may be more.
     pub count: u32,
-    /// Out: the number of samples of that physical CPU that were lost since the start.  They found
-    /// its ring full, or their period ended before the previous sample was taken.
+    /// Out: the number of samples of that physical CPU that were lost since the start. A sample is
+    /// lost if the ring is full, or if its period ends before the previous sample was taken.
     pub lost: u64,
     /// Out: the samples, the oldest first.
     pub sample: [HvSample; SAMPLES_MAX],
@@ -519,8 +518,8 @@ layout!(HvAccounting, "perfctr_hv_accounting", 16, {
     8 reserved: "__u64",
 });
 
-/// [`HvAccount::flags`]: the processor does not tell this guest's kernel from the hypervisor.  What
-/// its kernel executes is in [`HvAccount::hypervisor`].
+/// [`HvAccount::flags`]: the processor does not distinguish this guest's kernel from the
+/// hypervisor. The kernel's events are in [`HvAccount::hypervisor`].
 pub const ACCOUNT_UNDIVIDED: u32 = 1 << 0;
 
 /// The events of a vCPU since [`OP_ACCOUNTS_START`], or since the vCPU was made.
@@ -539,8 +538,8 @@ pub struct HvAccount {
     pub reserved: u32,
     /// What the vCPU has executed itself, in its kernel and in its user mode.
     pub executed: u64,
-    /// What the hypervisor has executed while the vCPU was current, whatever it was for.  A switch
-    /// of vCPUs is the work of the one that is switched in.
+    /// What the hypervisor has executed while the vCPU was current, for whatever purpose. A switch
+    /// of vCPUs counts as work for the one that is switched in.
     pub hypervisor: u64,
 }
 
@@ -584,9 +583,9 @@ layout!(HvAccounts, "perfctr_hv_accounts", 752, {
 
 /// Index in [`HvStats::hook`]: a vCPU with a page was switched out.
 pub const HOOK_SWITCH_FROM: usize = 0;
-/// Index in [`HvStats::hook`]: an enrolled vCPU was switched in.
+/// Index in [`HvStats::hook`]: a vCPU with a page was switched in.
 pub const HOOK_SWITCH_TO: usize = 1;
-/// Index in [`HvStats::hook`]: an enrolled vCPU went between guest user and guest kernel mode.
+/// Index in [`HvStats::hook`]: a vCPU with a page changed between guest user and guest kernel mode.
 pub const HOOK_TOGGLE: usize = 2;
 /// Index in [`HvStats::hook`]: a vCPU made the hypercall [`OP_LOAD`] or [`OP_STOP`].
 pub const HOOK_LOAD: usize = 3;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The ioctls and the mapping of the guest's device `/dev/perfctr`.
 //!
-//! A descriptor stands for the counters of one thread after [`IOC_CREATE`] or [`IOC_OPEN`] has
-//! bound it to them.  [`REQUESTS`](crate::requests::REQUESTS) says for each ioctl who may use it.
+//! After [`IOC_CREATE`] or [`IOC_OPEN`], a descriptor is bound to the counters of one thread.
+//! [`REQUESTS`](crate::requests::REQUESTS) says for each ioctl who may use it.
 //!
 //! | ioctl | argument | errors besides `EFAULT` |
 //! |---|---|---|
@@ -56,7 +56,7 @@ const fn ioc(direction: u32, number: u32, bytes: usize) -> u32 {
     direction << 30 | (bytes as u32) << 16 | IOC_TYPE << 8 | number
 }
 
-/// The caller asks what this machine offers.
+/// The caller asks for the machine's capabilities.
 pub const IOC_INFO: u32 = ioc(READ, 0x40, size_of::<Info>());
 /// The module gives a thread counters and binds the descriptor to them.
 pub const IOC_CREATE: u32 = ioc(WRITE, 0x41, size_of::<Create>());
@@ -168,9 +168,9 @@ pub const CONTROL_CLOEXEC: u32 = 1 << 1;
 /// [`Control::flags`]: the TSC's sum is kept.
 pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 
-/// [`Control::flags`]: each counter goes on with what is left of its period, instead of beginning a
-/// new one.  This holds only if the same counters were set last, in the same order and with the
-/// same periods.
+/// [`Control::flags`]: each counter continues with the rest of its period, instead of beginning a
+/// new one. This holds only if the same counters were set last, in the same order and with the same
+/// periods.
 pub const CONTROL_KEEP_PERIOD: u32 = 1 << 3;
 
 /// [`Control::flags`]: an overflow writes a record into the thread's ring, sends no signal, and

@@ -43,7 +43,7 @@ pub trait Counters {
         self.counter(index)
     }
 
-    /// Makes what is read next wait until all earlier instructions have completed.
+    /// Makes the following reads wait until all earlier instructions have completed.
     #[inline(always)]
     fn fence(&self) {}
 
@@ -178,8 +178,8 @@ fn attempt<'a, const TSC: bool>(
 
 /// Returns the error of the last attempt, given how the stamps changed.
 ///
-/// Whoever takes the counters away usually changes a page, before or soon after.  So a reader that
-/// could not read a counter looks at the pages again, as often as after any other disturbance.
+/// A hypervisor or kernel that takes the counters away usually also changes a page. So a reader
+/// that could not read a counter looks at the pages again, as often as after any other disturbance.
 #[cold]
 const fn no_attempt_left(change: u64) -> ReadError {
     if Stamp::was_not_read(change) { ReadError::Faulted } else { ReadError::Disturbed }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The sequence protocol of both pages.
 //!
-//! A page has one writer at a time and any number of readers, which may only map it read-only.
-//! The sequence word is odd while the page is being written.  A reader takes a [`stamp`], reads
-//! what it wants with relaxed loads, and asks whether the stamp [is valid].  If it is not, what the
-//! reader read may be of different moments, and the reader must discard it.
+//! A page has one writer at a time and any number of readers, which may only map it read-only. The
+//! sequence word is odd while the page is being written. A reader takes a [`stamp`], reads its
+//! values with relaxed loads, and asks whether the stamp [is valid]. If it is not, the values may
+//! be of different moments, and the reader must discard them.
 //!
 //! Readers use relaxed loads and `fence(Acquire)` because any stronger load is not guaranteed to
 //! work on read-only memory (documentation of `core::sync::atomic`).
@@ -36,8 +36,8 @@ impl Stamp {
         self.0 = Self::NOT_READ;
     }
 
-    /// Gives the stamp to an instruction that may fault.  If it does, the code that handles the
-    /// fault sets all bits of the stamp, which is as [`not_read`](Self::not_read).
+    /// Gives the stamp to an instruction that may fault. If it faults, the code that handles the
+    /// fault sets all bits of the stamp, as [`not_read`](Self::not_read) does.
     #[inline(always)]
     pub fn word(&mut self) -> &mut u64 {
         &mut self.0
@@ -91,8 +91,8 @@ impl Seq {
 
     /// Starts a write, which ends when the guard is dropped.  The caller must be the only writer.
     ///
-    /// `writes` is the writer's own count of writes to this page: a writer never reads back what
-    /// it shares with somebody it does not trust.
+    /// `writes` is the writer's own count of writes to this page: a writer never reads back a page
+    /// that somebody else can write.
     #[inline(always)]
     pub fn write(&self, writes: &mut u64) -> WriteGuard<'_> {
         *writes = writes.wrapping_add(1);

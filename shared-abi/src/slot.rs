@@ -24,7 +24,7 @@ impl PhysSlot {
     }
 
     /// Returns the slot with this index, which comes from another privilege level, or `None` if a
-    /// page has no such slot.  A processor that predicts the check's outcome wrongly goes on with
+    /// page has no such slot. A processor that predicts the check's outcome wrongly continues with
     /// slot 0, and not with an address that the caller has chosen.
     pub fn from_guest(index: u32) -> Option<Self> {
         Self::new(index).map(|_| Self(masked(index, MAX_SLOTS as u32) as u8))

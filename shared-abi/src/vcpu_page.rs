@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The page that the hypervisor publishes for each virtual CPU.
 //!
-//! The page belongs to the guest, which registers it by hypercall.  The hypervisor only writes it;
-//! the guest kernel and the monitored threads only read it, under its sequence word.  There is one
-//! exception: after the guest was restored, another hypervisor reads the page once, to go on from
-//! the counts in it.
+//! The page belongs to the guest, which registers it by hypercall. The hypervisor only writes it;
+//! the guest kernel and the monitored threads only read it, under its sequence word. There is one
+//! exception: after the guest was restored, another hypervisor reads the page once, to continue
+//! from the counts in it.
 
 use crate::layout::shared_layout;
 use crate::limits::{MAX_SLOTS, PAGE_BYTES};
@@ -32,11 +32,11 @@ pub struct VcpuSlot {
     /// W: hypervisor, R: guest, unit: events.  What was counted while the vCPU ran, up to the last
     /// fold.  It never goes backwards while the page is registered.
     pub sum: AtomicU64,
-    /// W: hypervisor, R: guest, unit: raw counter value.  What the hardware counter held when it
-    /// last began to run.  It begins to run when the configuration is loaded, when the vCPU is
+    /// W: hypervisor, R: guest, unit: raw counter value. What the hardware counter held when it
+    /// last began to run. It begins to run when the configuration is loaded, when the vCPU is
     /// switched in, when the guest enters a mode in which the counter counts, and after an
-    /// overflow's interrupt.  If the slot interrupts and the vCPU does not execute, this is the
-    /// value from which the counter will go on.
+    /// overflow's interrupt. If the slot interrupts and the vCPU does not execute, this is the
+    /// value from which the counter will continue.
     pub start: AtomicU64,
     /// W: hypervisor, R: guest.  All bits of the counter's width while the counter counts in the
     /// mode in which the guest executes.  Otherwise 0, so that the formula yields `sum`.

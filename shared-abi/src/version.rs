@@ -22,7 +22,7 @@ pub const ABI_MAJOR: u16 = 2;
 /// | major.minor | addition |
 /// |---|---|
 /// | 1.0 | accumulating (a-mode) counters; then, before any release and under the same number, sampling ones, tracers, and whole CPUs |
-/// | 2.0 | what is left of a period can be kept, see [`FEATURE_KEEP_PERIOD`](crate::ioctl::FEATURE_KEEP_PERIOD) |
+/// | 2.0 | a control can keep the rest of a period, see [`FEATURE_KEEP_PERIOD`](crate::ioctl::FEATURE_KEEP_PERIOD) |
 /// | 2.1 | [`OP_PLACE`](crate::hypercall::OP_PLACE); a hypervisor without it answers `EINVAL` |
 /// | 2.2 | [`OP_GO_ON`](crate::hypercall::OP_GO_ON), what it needs in the vCPU page, and [`HvQuery::machine`](crate::hypercall::HvQuery); a hypervisor without it answers `EINVAL`, and 0 |
 /// | 2.3 | rings for samples, see [`FEATURE_RING`](crate::ioctl::FEATURE_RING) |

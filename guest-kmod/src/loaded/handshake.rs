@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds out whether the hypervisor has a driver that this module can work with, and what the PMU
-//! has.
+//! Finds out whether the hypervisor has a driver that this module can work with, and the PMU's
+//! capabilities.
 
 use core::ffi::CStr;
 
@@ -39,7 +39,7 @@ pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
 pub struct Unsuitable {
     /// The error with which loading the module fails.
     pub errno: Errno,
-    /// What was found, as the kernel's log says it after the hypervisor's name.
+    /// What was found, in the words that the kernel's log has after the hypervisor's name.
     pub found: &'static CStr,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Loads configurations on vCPUs, calls the hypervisor for that, and publishes threads' counts.
+//! Loads configurations on vCPUs by hypercalls, and publishes threads' counts.
 
 pub mod handshake;
 pub(crate) mod hypercall;

@@ -28,7 +28,7 @@ impl Publisher {
         page.tid.store(tid, Relaxed);
     }
 
-    /// Publishes what is counted, for a thread that is suspended.
+    /// Publishes which counters a suspended thread has.
     pub(crate) fn configured(
         &mut self,
         page: &ThreadPage,
@@ -37,7 +37,7 @@ impl Publisher {
         sums: &Sums,
     ) {
         self.flags = if tsc { THREAD_TSC } else { 0 };
-        // One write: nobody finds the new counters with the old sums.
+        // This is one write, so that no reader finds the new counters with the old sums.
         let _guard = page.seq.write(&mut self.writes);
         page.counters.store(slots.len() as u32, Relaxed);
         for (published, slot) in page.slots.iter().zip(slots) {

@@ -28,24 +28,25 @@ pub struct Vcpu {
     gate: Result<(), Errno>,
     /// The configuration that the hypervisor was last asked to program.
     loaded: Config,
-    /// A number that changes whenever what is loaded changes, or whether anything may be loaded.
+    /// A number that changes whenever the loaded configuration changes, and when the answer to
+    /// whether anything may be loaded changes.
     generation: NonZeroU64,
     /// The reason for which no page may be registered here at all: the vCPU is offline, or the host
     /// has refused it.
     refusal: Option<Errno>,
     /// Whether CPU-wide counting has the CPU.
     cpu_wide: bool,
-    /// The state of which page is registered.
+    /// The state that says which page is registered.
     pub(crate) pages: Pages,
-    /// perf's events that are here.
+    /// perf's events on this vCPU.
     pub(crate) events: Events,
     /// The branches that the hypervisor was last asked to record.
     pub(crate) recorded: u32,
 }
 
 impl Vcpu {
-    /// Notes that there is a page now which counts nothing yet, or that there is none for this
-    /// reason.
+    /// Notes that there is a page now whose counters count nothing yet, or that there is no page
+    /// for this reason.
     fn set_page(&mut self, registered: Result<(), Errno>) {
         self.registered = registered.is_ok();
         self.gate = registered;
@@ -82,7 +83,7 @@ impl Vcpu {
         self.cpu_wide
     }
 
-    /// Returns why no page may be registered here, if none may.
+    /// Returns the reason if no page may be registered here.
     pub(crate) fn may_show(&self) -> Result<(), Errno> {
         match self.refusal {
             Some(errno) => Err(errno),
@@ -134,7 +135,7 @@ impl Default for Vcpu {
     }
 }
 
-/// The number of threads, on all vCPUs, that want something counted.
+/// The number of threads, on all vCPUs, whose counters count.
 #[derive(Debug, Default)]
 pub struct Counting(AtomicU32);
 
@@ -161,7 +162,8 @@ impl Counting {
     }
 }
 
-/// What was loaded on a vCPU, until anything there changes.
+/// A mark of the configuration that was loaded on a vCPU, which is valid until anything there
+/// changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loaded {
     vcpu: u32,
@@ -184,7 +186,7 @@ pub struct ThisVcpu<'a, K> {
 }
 
 impl<'a, K: Kernel> ThisVcpu<'a, K> {
-    /// Has the hypervisor publish this vCPU's counters in its page, which is frame `gfn`, for
+    /// Makes the hypervisor publish this vCPU's counters in its page, which is frame `gfn`, for
     /// `observer` to read.
     ///
     /// # Errors
@@ -224,8 +226,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.stats.hypercalls.add(1);
         self.stats.unregisters.add(1);
         match hypercall::unregister(self.kernel) {
-            // What it has not got it does not write to: it is another one since a restoration, or
-            // somebody else in this kernel has taken the page back.
+            // A hypervisor without the page does not write to it: the hypervisor is another one
+            // since a restoration, or other code in this kernel has taken the page back.
             Ok(()) | Err(Errno::NXIO) => {}
             Err(errno) => return Err(errno),
         }
@@ -252,7 +254,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         }
     }
 
-    /// Stops this vCPU's counters if any run and nobody counts.
+    /// Stops this vCPU's counters if any of them count and no thread needs them.
     pub fn stop_if_idle(&mut self, counting: &Counting) {
         if self.vcpu.loaded.slots() == 0 || !self.vcpu.events.is_empty() || !counting.is_idle() {
             return;
@@ -264,7 +266,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.vcpu.set_loaded(Config::default());
     }
 
-    /// Has `config` counted, and nothing else. Needs no hypercall if all of it is counted already.
+    /// Loads `config` in place of the present configuration. This needs no hypercall if all of it
+    /// is counted already.
     ///
     /// # Errors
     ///
@@ -274,8 +277,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         if self.counts(config)? { Ok(()) } else { self.replace(config) }
     }
 
-    /// Has `config` counted beside what is loaded, if both fit, so that threads whose counters do
-    /// not clash need no hypercall the next time.
+    /// Loads `config` beside the present configuration, if both fit, so that threads whose counters
+    /// do not clash need no hypercall the next time.
     ///
     /// # Errors
     ///
@@ -288,7 +291,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.replace_beside(config)
     }
 
-    /// Is not inlined, since the union of both configurations is on the stack.
+    /// This function is not inlined, since the union of both configurations is on the stack.
     #[inline(never)]
     fn replace_beside(&mut self, config: &Config) -> Result<(), Errno> {
         match &self.vcpu.loaded.joined_unless_sampling(config) {
@@ -303,7 +306,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         Loaded { vcpu: self.number, generation: self.vcpu.generation }
     }
 
-    /// Returns whether exactly that configuration is still loaded here.
+    /// Returns whether the configuration of this mark is still loaded here.
     #[inline(always)]
     pub(crate) fn is_still_loaded(&self, before: Option<Loaded>) -> bool {
         before == Some(self.loaded()) && is_direct(self.page)
@@ -318,7 +321,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         }
     }
 
-    /// Returns whether all of `config` is counted.
+    /// Returns whether all of `config` is counted here.
     #[inline(always)]
     fn counts(&self, config: &Config) -> Result<bool, Errno> {
         self.vcpu.gate?;
@@ -326,7 +329,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         Ok(is_direct(self.page) && config.sampling() == 0 && self.vcpu.loaded.includes(config))
     }
 
-    /// Returns why nothing may be loaded here, if nothing may.
+    /// Returns the reason if nothing may be loaded here.
     pub(crate) fn may_load(&self) -> Result<(), Errno> {
         self.vcpu.gate
     }
@@ -336,7 +339,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.vcpu.set_loaded(Config::default());
     }
 
-    /// Has `config` and perf's events counted, and nothing else.
+    /// Loads `config` and what perf's events need, in place of the present configuration.
     pub(crate) fn replace(&mut self, config: &Config) -> Result<(), Errno> {
         if self.vcpu.events.is_empty() { self.program(config) } else { self.replace_events(config) }
     }
@@ -355,31 +358,32 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         loaded
     }
 
-    /// Loads what perf's events need, beside nothing that a thread needs.
+    /// Loads only what perf's events need.
     pub(crate) fn load_events(&mut self) {
         let clashing = self.vcpu.events.clashing(&self.vcpu.loaded);
         let less = self.vcpu.loaded.only_counting_without(clashing);
-        // Without numbers they do not grow, and the reason comes back with the next load.
+        // If the hypervisor refuses this, the events' counts do not grow, and the next load returns
+        // the reason.
         let _ = self.replace(&less);
     }
 
-    /// Ends that perf's events are live.
+    /// Folds perf's events, which are not live afterwards.
     pub(crate) fn fold_events(&mut self) {
         let sampler = self.sampler();
         self.vcpu.events.fold(&sampler);
     }
 
-    /// Makes perf's events live again, if its PMU is enabled and what they need is loaded.
+    /// Makes perf's events live again, if perf's PMU is enabled and what they need is loaded.
     pub(crate) fn revive_events(&mut self) {
-        // After a restoration a page that is not registered any more still says what its last
-        // hypervisor has left there.
+        // After a restoration, a page that is not registered any more still has the content that
+        // its last hypervisor has left there.
         if self.vcpu.registered {
             let sampler = self.sampler();
             self.vcpu.events.revive(&sampler);
         }
     }
 
-    /// Returns what reads this vCPU's counters for perf's events.
+    /// Returns the object that reads this vCPU's counters for perf's events.
     pub(crate) fn sampler(&self) -> CpuSampler<'a, K> {
         CpuSampler { page: self.page, stats: self.stats, kernel: self.kernel }
     }
@@ -388,7 +392,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.stats.hypercalls.add(1);
         self.stats.loads.add(1);
         if !is_direct(self.page) {
-            // With the right to count the host has taken away what was recorded.
+            // Together with the right to count, the host has taken away the recorded branches.
             self.vcpu.recorded = 0;
         }
         hypercall::load(self.kernel, config)?;
@@ -423,7 +427,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     }
 }
 
-/// A vCPU's counters, to be read.
+/// Reads a vCPU's counters.
 pub(crate) struct CpuSampler<'a, K> {
     page: &'a VcpuPage,
     stats: &'a Stats,
@@ -450,7 +454,8 @@ impl<K: Kernel> Sampler for CpuSampler<'_, K> {
     }
 }
 
-/// Returns whether what was loaded is still there: the host has not forbidden the domain meanwhile.
+/// Returns whether the loaded configuration is still there, which means that the host has not
+/// forbidden the domain meanwhile.
 #[inline(always)]
 fn is_direct(page: &VcpuPage) -> bool {
     page.flags.load(Relaxed) & VCPU_DIRECT != 0
@@ -460,7 +465,7 @@ const fn errno(error: ReadError) -> Errno {
     match error {
         // A registered vCPU may count unless the host has forbidden its domain meanwhile.
         ReadError::NotDirect => Errno::PERM,
-        // `Faulted`: the host lets nobody read counters any more, and gives no reason.
+        // `Faulted` means that the host lets nobody read counters any more, and gives no reason.
         ReadError::NotLoaded(_)
         | ReadError::Malformed
         | ReadError::Disturbed

@@ -8,11 +8,11 @@ use shared_abi::hypercall::{
     BRANCHES_RETURNS, BRANCHES_USER, HvBranch, HvBranches,
 };
 
-/// `PERF_SAMPLE_BRANCH_*` of `linux/perf_event.h`, and what the hypervisor calls them.
+/// `PERF_SAMPLE_BRANCH_*` of `linux/perf_event.h`, and the hypervisor's words for them.
 ///
-/// Linux is what perf calls the host here, and no hypervisor's branches are ever recorded.  perf
-/// asks for them whenever nobody has excluded them.  Flags and cycles that an event does without
-/// need not be left out.
+/// perf's host is this Linux, and the branches of its hypervisor are never recorded, although perf
+/// asks for them unless the user has excluded them. If an event asks for no flags or cycles,
+/// samples may still have them.
 const WORDS: [(u64, u32); 12] = [
     (1 << 0, BRANCHES_USER),
     (1 << 1, BRANCHES_KERNEL),
@@ -39,8 +39,8 @@ const WORDS: [(u64, u32); 12] = [
 ///
 /// # Errors
 ///
-/// `OPNOTSUPP` if a bit asks for what is not recorded, such as call stacks, or if there is no mode
-/// or no kind.
+/// `OPNOTSUPP` if a bit asks for records that the hypervisor does not make, such as call stacks, or
+/// if there is no mode or no kind.
 pub(crate) fn filter(branch_sample_type: u64) -> Result<u16, Errno> {
     let (mut left, mut filter) = (branch_sample_type, 0);
     for (theirs, ours) in WORDS {
@@ -58,7 +58,8 @@ pub(crate) fn filter(branch_sample_type: u64) -> Result<u16, Errno> {
 
 const _: () = assert!(BRANCHES_MODES | BRANCHES_KINDS <= u16::MAX as u32);
 
-/// [`BranchStack::entry`]: perf's bits of a branch that was predicted wrongly, and rightly.
+/// [`BranchStack::entry`]: perf's bits of a branch that was mispredicted, and of one that was
+/// predicted.
 const MISPREDICTED: u64 = 1 << 0;
 const PREDICTED: u64 = 1 << 1;
 
@@ -78,7 +79,7 @@ pub struct BranchStack {
 const _: [(); BRANCHES_MAX] = [(); 16];
 
 impl BranchStack {
-    /// Takes over what the hypervisor has answered.
+    /// Converts the hypervisor's answer.
     pub(crate) fn fill(&mut self, answer: &HvBranches) {
         self.number = u64::from(answer.count).min(BRANCHES_MAX as u64);
         self.hardware_index = u64::MAX;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Does what perf's PMU does on a vCPU.
+//! Does the work of perf's PMU on a vCPU.
 
 use shared_abi::hypercall::{HvBranches, HvPlace};
 use shared_abi::{Config, Errno, PhysSlot, ThreadPage};
@@ -14,8 +14,8 @@ use crate::thread::ThreadPmu;
 use crate::vcpu::ThisVcpu;
 
 impl<K: Kernel> ThisVcpu<'_, K> {
-    /// Adds an event, with perf's PMU disabled. It does not count yet. Returns the number by which
-    /// it is known on this vCPU.
+    /// Adds an event, with perf's PMU disabled. It does not count yet. Returns the event's number
+    /// on this vCPU.
     ///
     /// `kept` is what the present thread needs loaded.
     ///
@@ -28,7 +28,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     }
 
     /// Removes an event, at `now` by perf's time. Returns for how long it was stalled since the
-    /// last call that told this.
+    /// last call that returned this time.
     pub fn remove_event(&mut self, index: u32, now: u64) -> u64 {
         let stalled = self.vcpu.events.settle(index, now, now);
         self.vcpu.events.remove(index);
@@ -36,7 +36,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     }
 
     /// Starts an event, which counts when perf's PMU is enabled. If it samples, it overflows after
-    /// what is `left` of its `period`, which is all of it if perf has set another one.
+    /// the rest of its `period`, `left`, or after a whole period if perf has set another one.
     pub fn start_event(&mut self, index: u32, period: u64, left: i64) {
         self.fold_events();
         self.vcpu.events.start(index, period, left);
@@ -64,9 +64,9 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         self.vcpu.events.enable(false);
     }
 
-    /// Has events count again after perf has changed what counts, or after an interrupt that came
-    /// while it counted. `thread` executes if it has counters. Returns whether the thread was found
-    /// to have overflowed meanwhile, see [`ThreadPmu::report`].
+    /// Makes events count again after perf has changed what counts, or after an interrupt that came
+    /// while they counted. `thread` is the executing thread, if it has counters. Returns whether
+    /// the thread was found to have overflowed meanwhile, see [`ThreadPmu::report`].
     pub fn enable_events(&mut self, thread: Option<(&mut ThreadPmu, &ThreadPage)>) -> bool {
         self.fold_events();
         self.vcpu.forget_who_comes();
@@ -84,8 +84,8 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         overflowed
     }
 
-    /// Has the hypervisor record the branches that the events want.  Where it refuses, their
-    /// samples have none.
+    /// Makes the hypervisor record the branches that the events want. If it refuses, their samples
+    /// have none.
     fn update_records(&mut self) {
         let wanted = self.vcpu.events.branches().into();
         if self.vcpu.events.take_records_anew() || wanted != self.vcpu.recorded {
@@ -93,7 +93,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         }
     }
 
-    /// Forgets what was recorded of the present thread, because another thread is about to execute.
+    /// Discards the branches of the present thread, because another thread is about to execute.
     pub fn forget_records(&mut self) {
         if self.vcpu.recorded != 0 {
             self.record(self.vcpu.recorded);
@@ -106,8 +106,8 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         self.vcpu.recorded = if recorded.is_ok() { filter } else { 0 };
     }
 
-    /// Fills in the branches before the overflow of an event.  The hypervisor is asked if the event
-    /// wants some. It answers once, and may know none.
+    /// Fills in the branches before the overflow of an event. This asks the hypervisor if the event
+    /// wants branches. The hypervisor answers once, and may have none.
     pub fn branches_of_event(&self, index: u32, stack: &mut BranchStack) {
         let mut answer = HvBranches::default();
         if let Some((event, slot)) = self.vcpu.events.get(index)
@@ -137,9 +137,9 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         self.vcpu.events.next_period(index)
     }
 
-    /// Keeps the places of events that have overflowed and are not sampled yet.  The hypervisor
-    /// forgets them when it gives the page back, which happens before perf removes the events of a
-    /// thread that is switched out.
+    /// Keeps the places of events that have overflowed and have no sample yet. The hypervisor
+    /// discards the places when it gives the page back, which happens before perf removes the
+    /// events of a thread that is switched out.
     pub(crate) fn keep_places(&mut self) {
         while let Some((index, slot)) = self.vcpu.events.without_place() {
             let place = self.ask_place(slot);
@@ -147,14 +147,15 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         }
     }
 
-    /// Asks the hypervisor where a counter has overflowed.  It answers once, and may not know it.
+    /// Asks the hypervisor where a counter has overflowed. The hypervisor answers once, and may not
+    /// know the place.
     fn ask_place(&self, slot: PhysSlot) -> HvPlace {
         self.stats.hypercalls.add(1);
         hypercall::place(self.kernel, slot).unwrap_or_default()
     }
 
     /// Returns which registers the sample of an event that has overflowed gets. `interrupted` is
-    /// what its interrupt has stopped, with the mode
+    /// the place that its interrupt has stopped, with the mode
     /// [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE) if none has come. It is set to the
     /// overflow's place if the sample gets the registers that the hypervisor has seen.
     pub fn registers_of_event(&mut self, index: u32, interrupted: &mut HvPlace) -> Registers {

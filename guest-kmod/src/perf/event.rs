@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Translates what perf asks for, and knows which counters can count it.
+//! Translates perf's attributes of an event, and knows which counters can count it.
 
 use shared_abi::arch::{
     EVNTSEL_EN, EVNTSEL_EVENT_MASK, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR,
@@ -35,7 +35,7 @@ pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
 /// Programs such as rr write whole select words.
 const DRIVERS_OWN: u64 = EVNTSEL_RINGS | EVNTSEL_INT | EVNTSEL_EN;
 
-/// The number of events in a second that is expected until perf knows better.
+/// The number of events in a second that the module assumes until perf has measured it.
 const EVENTS_EXPECTED: u64 = 1_000_000_000;
 
 /// How an event was opened: the first fields of Linux's `struct perf_event_attr`.
@@ -75,13 +75,13 @@ impl EventAttr {
         self.flags & flag != 0
     }
 
-    /// Returns whether it interrupts.
+    /// Returns whether the event interrupts.
     const fn samples(&self) -> bool {
         self.period != 0
     }
 
-    /// Returns the rings in which it counts. Linux is what perf calls the host here, and it runs no
-    /// guest whose code these counters count.
+    /// Returns the rings in which the event counts. perf's host is this Linux, which has no guests
+    /// of its own whose code these counters could count.
     const fn rings(&self) -> u64 {
         if self.has(flags::EXCLUDE_HOST) {
             return 0;
@@ -95,8 +95,9 @@ impl EventAttr {
     ///
     /// - to count another kind of event, or one that needs further registers;
     /// - to leave out the idle thread, because only the guest's two modes are distinguished;
-    /// - to have a sample at the very instruction, because it is taken after the instruction;
-    /// - to send a signal from where the event is counted, because no thread can get one there;
+    /// - to have a sample at the very instruction, because the interrupt comes after the
+    ///   instruction;
+    /// - to send a signal at the overflow itself, because a thread cannot get a signal there;
     /// - to have the kernel's registers, because only some of them are known.
     fn check(&self) -> Result<(), Errno> {
         if !matches!(self.kind, TYPE_HARDWARE | TYPE_RAW) {
@@ -116,8 +117,8 @@ impl EventAttr {
         Ok(())
     }
 
-    /// Returns which branches its samples are to have, in the hypervisor's words.  perf has asked
-    /// whether the caller may see the kernel's.
+    /// Returns which branches the event's samples are to have, in the hypervisor's words. perf has
+    /// checked whether the caller may see the kernel's.
     fn branches(&self, are_recorded: bool) -> Result<u16, Errno> {
         if self.sample_type & SAMPLE_BRANCH_STACK == 0 {
             return Ok(0);
@@ -166,8 +167,8 @@ impl EventConfig {
     ///
     /// # Errors
     ///
-    /// `INVAL` or `OPNOTSUPP` if it would not be counted or sampled as it is asked for; otherwise
-    /// the errors of `new`.
+    /// `INVAL` or `OPNOTSUPP` if the module cannot count or sample the event as requested;
+    /// otherwise the errors of `new`.
     pub fn open(caps: &PmuCaps, attr: &EventAttr, records: bool) -> Result<Self, Errno> {
         attr.check()?;
         let branches = attr.branches(records)?;
@@ -189,9 +190,9 @@ impl EventConfig {
         (self.general & EVNTSEL_EVENT_MASK) as u16
     }
 
-    /// Makes what perf asks for: one of its generic events or an event's select word, in the rings
-    /// `EVNTSEL_USR` and `EVNTSEL_OS`. One in neither ring counts nothing, as on perf's own PMUs.
-    /// The bits [`DRIVERS_OWN`] of a select word do not matter.
+    /// Makes one of perf's generic events, or the event of a select word, in the rings
+    /// `EVNTSEL_USR` and `EVNTSEL_OS`. An event in neither ring counts nothing, as on perf's own
+    /// PMUs. The bits [`DRIVERS_OWN`] of a select word are ignored.
     ///
     /// # Errors
     ///
@@ -228,7 +229,7 @@ impl EventConfig {
         if event.slots == 0 { Err(refusal) } else { Ok(event) }
     }
 
-    /// Returns whether it counts the kernel.
+    /// Returns whether the event counts the kernel.
     pub(crate) const fn counts_kernel(&self) -> bool {
         self.fixed & EVNTSEL_OS != 0
     }
@@ -238,15 +239,15 @@ impl EventConfig {
         self.fixed & EVNTSEL_RINGS != 0
     }
 
-    /// Returns the select word that its counter is loaded with. An event that counts in no ring
-    /// gets a valid word, too, and is never started.
+    /// Returns the select word that is loaded for the event. An event that counts in no ring gets a
+    /// valid word, too, and is never started.
     pub(crate) const fn evntsel(&self, slot: PhysSlot) -> u64 {
         let evntsel = if slot.fixed_number().is_some() { self.fixed } else { self.general };
         if self.counts() { evntsel } else { evntsel | EVNTSEL_USR }
     }
 }
 
-/// Returns a counter's mode, for the check of an event.  Any valid period does for that.
+/// Returns a counter's mode, for the check of an event, for which any valid period will do.
 fn sampling(samples: bool) -> CounterConfig {
     let mode = u32::from(samples);
     CounterConfig { mode, period: mode.into(), ..CounterConfig::default() }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Keeps the events that are on one vCPU, the counter that each holds, and what it has counted.
+//! Keeps the events that are on one vCPU, the counter that each holds, and its count.
 //!
-//! Nothing here touches a vCPU: what its counters hold comes from a [`Sampler`], and what is to be
-//! loaded is given back.
+//! This file accesses no vCPU: a [`Sampler`] reads the counters, and the functions return the
+//! configuration that is to be loaded.
 
 use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_COUNTERS;
@@ -25,7 +25,8 @@ pub(crate) trait Sampler {
     /// Samples `Phys*` of these counters at one moment.  Returns false if they cannot be read.
     fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
 
-    /// Reads what they held when the host stopped them.  Returns false if they have not stopped.
+    /// Reads the values that these counters held when the host stopped them. Returns false if they
+    /// have not stopped.
     fn sample_stopped(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
 }
 
@@ -34,7 +35,7 @@ pub(crate) trait Sampler {
 struct Held {
     event: EventConfig,
     slot: PhysSlot,
-    /// Whether it counts. perf may keep an event here that does not.
+    /// Whether the event is started. perf may keep a stopped event here.
     started: bool,
     /// The count that perf has not been given yet.
     count: u64,
@@ -42,10 +43,10 @@ struct Held {
     start: u64,
     /// The number of events between overflows, if it samples.
     period: u64,
-    /// The number of events to the next overflow. It is below 1 if that has come and perf does not
-    /// know yet.
+    /// The number of events to the next overflow. It is below 1 if the event has overflowed and
+    /// perf does not know yet.
     left: i64,
-    /// The place of the last overflow, if it had to be asked for before the sample is taken.
+    /// The place of the last overflow, if the module had to ask for it before it takes the sample.
     place: Option<HvPlace>,
     stall: Stall,
 }
@@ -75,16 +76,16 @@ impl Held {
         self.event.evntsel(self.slot)
     }
 
-    /// Returns what it needs loaded, on this counter.
+    /// Returns what the event needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let armed = self.samples() && self.started;
         Config::one(slot, self.event.evntsel(slot), armed.then(|| self.interrupt_distance()))
     }
 
-    /// Returns the number of events until it is to interrupt. An event of user mode alone does so
-    /// where it overflows, however near that is: programs such as rr need that very place, and the
-    /// kernel's handler does not count. An event that also counts the kernel would overflow again
-    /// in the handler, for ever.
+    /// Returns the number of events until the counter is to interrupt. An event of user mode alone
+    /// interrupts where it overflows, however near that is: programs such as rr need this very
+    /// place, and the event does not count the kernel's handler. An event that also counts the
+    /// kernel would overflow again in the handler, for ever.
     fn interrupt_distance(&self) -> u64 {
         let left = self.left.max(1).unsigned_abs();
         if self.event.counts_kernel() { interrupt_distance(left, self.period) } else { left }
@@ -98,7 +99,7 @@ impl Held {
         self.left = self.left.wrapping_sub_unsigned(more);
     }
 
-    /// Returns whether perf has to be told of an overflow.
+    /// Returns whether there is an overflow of which perf does not know yet.
     const fn has_overflowed(&self) -> bool {
         self.started && self.samples() && self.left <= 0
     }
@@ -126,7 +127,7 @@ pub struct Progress {
     pub stalled: u64,
 }
 
-/// Returns whether the events of a group can be at once on a vCPU that has nothing else. perf adds
+/// Returns whether all events of a group fit together on a vCPU without other events. perf adds
 /// them together or not at all, so a group that does not fit would never count.
 pub fn fit(group: &[EventConfig]) -> bool {
     let mut events = Events::default();
@@ -138,22 +139,22 @@ pub fn fit(group: &[EventConfig]) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     held: [Option<Held>; EVENTS_MAX],
-    /// One more than the number of the last event, or 0.  Usually there are few events, and a
-    /// switch of perf's looks at all of them many times.
+    /// One more than the number of the last event, or 0. Usually there are few events, and perf's
+    /// switch of a thread examines all of them many times.
     end: usize,
     /// Whether perf's PMU is enabled.
     enabled: bool,
     /// Whether the events are live: each that is started has a `Phys*` to subtract.
     live: bool,
-    /// Whether what they need differs from what is loaded: an event has come that is not loaded, or
-    /// a distance has changed, or the host has stopped the counters.
+    /// Whether what the events need differs from what is loaded: an event was added that is not
+    /// loaded, or a distance has changed, or the host has stopped the counters.
     changed: bool,
-    /// Whether they were not live when they should have been.
+    /// Whether the events were not live when they should have been.
     stalled: bool,
-    /// Whether they were stalled when that was last settled with perf.
+    /// Whether the events were stalled when perf's times were last corrected.
     settled: bool,
-    /// Whether an event has come whose samples have branches, and must not have those of whoever
-    /// was recorded before.
+    /// Whether an event was added whose samples have branches. They must not have branches that
+    /// were recorded before.
     records_anew: bool,
 }
 
@@ -174,7 +175,7 @@ impl Events {
         self.held.get_mut(index as usize)?.as_mut()
     }
 
-    /// Adds an event, which does not count yet. Returns the number by which it is known here.
+    /// Adds an event, which does not count yet. Returns the event's number on this vCPU.
     ///
     /// # Errors
     ///
@@ -223,8 +224,8 @@ impl Events {
         self.get_mut(index).map_or(0, |held| held.stall.settle(stalled, began, now))
     }
 
-    /// Returns whether every event has to be settled: some are stalled, or were when this was last
-    /// asked.
+    /// Returns whether perf's time of every event has to be corrected: some are stalled, or were
+    /// stalled at the last call.
     pub(crate) fn take_unsettled(&mut self) -> bool {
         core::mem::replace(&mut self.settled, self.stalled) || self.stalled
     }
@@ -242,7 +243,7 @@ impl Events {
         self.changed |= armed;
     }
 
-    /// Stops an event, which stays and counts no more. The events are folded.
+    /// Stops an event, which stays here and does not count any more. The events are folded.
     pub(crate) fn stop(&mut self, index: u32) {
         if let Some(held) = self.get_mut(index) {
             held.started = false;
@@ -254,7 +255,7 @@ impl Events {
         self.held.get(index as usize).and_then(Option::as_ref).is_some_and(|held| held.started)
     }
 
-    /// Returns whether an event has overflowed, also if it was stopped since.
+    /// Returns whether an event has overflowed, even if it was stopped since then.
     pub(crate) fn is_due(&self, index: u32) -> bool {
         let held = self.held.get(index as usize).and_then(Option::as_ref);
         held.is_some_and(|held| held.samples() && held.left <= 0)
@@ -275,7 +276,7 @@ impl Events {
         })
     }
 
-    /// Returns an event that is here, and its counter.
+    /// Returns an event of this vCPU, and its counter.
     pub(crate) fn get(&self, index: u32) -> Option<(&EventConfig, PhysSlot)> {
         let held = self.held.get(index as usize)?.as_ref()?;
         Some((&held.event, held.slot))
@@ -298,17 +299,17 @@ impl Events {
         }
     }
 
-    /// Returns the branches that are to be recorded for them.
+    /// Returns the branches that are to be recorded for the events.
     pub(crate) fn branches(&self) -> u16 {
         self.iter().fold(0, |branches, held| branches | held.event.branches)
     }
 
-    /// Returns whether what was recorded has to be forgotten.  It returns this once.
+    /// Returns whether the recorded branches have to be discarded. It returns true only once.
     pub(crate) fn take_records_anew(&mut self) -> bool {
         core::mem::take(&mut self.records_anew)
     }
 
-    /// Returns the place where an event has overflowed, if it was kept, and forgets it.
+    /// Returns the place where an event has overflowed, if it was kept, and discards it.
     pub(crate) fn take_place(&mut self, index: u32) -> Option<HvPlace> {
         self.get_mut(index)?.place.take()
     }
@@ -318,7 +319,7 @@ impl Events {
         self.get_mut(index).map_or(0, Held::next_period)
     }
 
-    /// Returns whether something has to be loaded for them.
+    /// Returns whether the hypervisor has to load something for the events.
     pub(crate) fn needs_load(&self) -> bool {
         self.changed && !self.is_empty()
     }
@@ -329,8 +330,8 @@ impl Events {
     }
 
     /// Handles the interrupt of an overflow, when the events are folded. Returns one bit for each
-    /// event that has overflowed. All that sample have to be armed again, whichever has overflowed:
-    /// a counter does not interrupt a second time before it is loaded again.
+    /// event that has overflowed. All sampling events have to be armed again, whichever has
+    /// overflowed: a counter does not interrupt a second time before it is loaded again.
     pub(crate) fn take_overflows(&mut self) -> u32 {
         self.changed = true;
         let held = self.held.iter().enumerate();
@@ -338,15 +339,15 @@ impl Events {
         overflowed.map(|(index, _)| 1 << index).sum()
     }
 
-    /// Notes whether they count, while perf's PMU is enabled.
+    /// Notes whether the events count, while perf's PMU is enabled.
     pub(crate) fn note_stalled(&mut self) {
         if self.enabled {
             self.stalled = !self.live && !self.is_empty();
         }
     }
 
-    /// Returns what they need loaded beside `other`, and on which counters. Events that clash with
-    /// it get other counters.
+    /// Returns what the events need loaded beside `other`, and on which counters. Events that clash
+    /// with `other` get other counters.
     ///
     /// # Errors
     ///
@@ -362,7 +363,7 @@ impl Events {
         Ok((all, slots))
     }
 
-    /// Returns the counters of `loaded` that clash with theirs.
+    /// Returns the counters of `loaded` that clash with the events' counters.
     pub(crate) fn clashing(&self, loaded: &Config) -> u32 {
         let clashes = |held: &&Held| !loaded.has_room_for(held.slot, held.evntsel());
         self.iter().filter(clashes).fold(0, |slots, held| slots | held.slot.bit())
@@ -374,7 +375,7 @@ impl Events {
         self.changed = true;
     }
 
-    /// Notes that what they need was loaded on these counters.
+    /// Notes that what the events need was loaded on these counters.
     pub(crate) fn loaded_on(&mut self, slots: &Slots) {
         for (held, slot) in self.held.iter_mut().zip(slots) {
             if let Some(held) = held {
@@ -385,7 +386,7 @@ impl Events {
     }
 
     /// Chooses a counter for this event: if possible one that another event has and that counts the
-    /// same there, otherwise one that counts it already, otherwise one that counts nothing.
+    /// same, otherwise one that counts this event already, otherwise one that counts nothing.
     fn choose_counter(
         &self,
         event: &EventConfig,
@@ -403,15 +404,15 @@ impl Events {
             0 => 2,
             _ => 3,
         };
-        // Of several such counters the last is taken, since threads ask for the first general
+        // Of several such counters this takes the last one, since threads ask for the first general
         // counters first.
         slots_of(event.slots)
             .filter(|&slot| fits(slot))
             .min_by_key(|&slot| (rank(slot), core::cmp::Reverse(slot.index())))
     }
 
-    /// Has all events that count the same share a counter. They may have different ones since they
-    /// were loaded beside what a thread needed then. The events are folded.
+    /// Makes all events that count the same share a counter. They may have got different counters
+    /// when they were loaded beside what a thread needed then. The events are folded.
     fn share_counters(&mut self) {
         for index in 1..self.end {
             let Some((before, [Some(held), ..])) = self.held.split_at_mut_checked(index) else {
@@ -428,14 +429,14 @@ impl Events {
         }
     }
 
-    /// Ends that they are live.
+    /// Folds the events, which are not live afterwards.
     pub(crate) fn fold(&mut self, vcpu: &impl Sampler) {
         if core::mem::take(&mut self.live) {
             self.advance(vcpu);
         }
     }
 
-    /// Makes them live again, if perf's PMU is enabled and what they need is loaded.
+    /// Makes the events live again, if perf's PMU is enabled and what they need is loaded.
     pub(crate) fn revive(&mut self, vcpu: &impl Sampler) {
         if !self.enabled || self.changed || self.is_empty() {
             return;
@@ -456,8 +457,8 @@ impl Events {
         }
     }
 
-    /// Adds what each started event has counted. Returns false if it counts no more, since the host
-    /// has stopped it.
+    /// Adds what each started event has counted. Returns false if the events do not count any more,
+    /// since the host has stopped them.
     fn advance(&mut self, vcpu: &impl Sampler) -> bool {
         let mut now = VcpuSample::default();
         let live = self.sample(vcpu, &mut now);

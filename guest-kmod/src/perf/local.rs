@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Does what perf's callbacks have to do on the vCPU that executes them, in the order in which it
-//! has to be done.
+//! Carries out perf's callbacks on the vCPU that executes them, in the right order.
 //!
-//! perf keeps books of each event: a count, times, and what is left of a period.  They are reached
-//! by [`LocalEvents`], which the module's glue and the simulator both implement.
+//! perf keeps the state of each event: a count, times, and the rest of a period. [`LocalEvents`]
+//! gives access to this state; the module's glue and the simulator both implement it.
 
 use shared_abi::hypercall::HvPlace;
 use shared_abi::slot::bits_of;
@@ -26,7 +25,7 @@ pub enum EventTime {
     Now = 2,
 }
 
-/// The vCPU that executes this, and perf's books of the events that are on it.  An event has the
+/// The vCPU that executes this, and perf's state of the events that are on it. An event has the
 /// number that [`add_event`](Self::add_event) has returned.
 pub trait LocalEvents: LocalVcpu {
     /// Returns a time of an event.
@@ -35,25 +34,25 @@ pub trait LocalEvents: LocalVcpu {
     /// Adds to perf's books what an event has counted, and for how long it was stalled.
     fn book_progress(&mut self, index: u32, progress: &Progress);
 
-    /// Subtracts this from the time for which perf's books say that the event has run.
+    /// Subtracts this from the time for which perf believes that the event has run.
     fn book_stall(&mut self, index: u32, stalled: u64);
 
-    /// Has perf take a sample of an event, of which so many periods have passed.  `place` is the
+    /// Makes perf take a sample of an event, of which so many periods have passed. `place` is the
     /// overflow's place if the sample gets [`Registers::Place`].
     ///
     /// perf may stop and read events meanwhile, so nothing of the vCPU is borrowed then.
     fn sample(&mut self, index: u32, registers: Registers, place: &HvPlace, periods: u64);
 
-    /// Has the kernel report what has overflowed as soon as perf's locks are free.  perf holds
-    /// them now, so that no signal can be sent.
+    /// Makes the kernel report the overflow as soon as perf's locks are free. perf holds the locks
+    /// now, so that no signal can be sent.
     fn report_later(&mut self);
 
     /// Adds an event, which does not count yet.  Returns its number.
     ///
     /// If the registered page may not show the event, perf's page is registered in its place; see
-    /// [`Vcpu::event_needs_page`](crate::Vcpu::event_needs_page).  `own` is the observer of the
+    /// [`Vcpu::event_needs_page`](crate::Vcpu::event_needs_page). `own` is the observer of the
     /// present thread's counters, and `kept` is what they need loaded, if it has any that count.
-    /// `is_wide` says whether the event counts whoever executes.
+    /// `is_wide` says whether the event counts every thread that executes.
     ///
     /// # Errors
     ///
@@ -67,7 +66,7 @@ pub trait LocalEvents: LocalVcpu {
     ) -> Result<u32, Errno> {
         let present = self.executing();
         if self.with_state(|vcpu| vcpu.event_needs_page(&present, own, is_wide)) {
-            // Where it is refused, so is the event.
+            // If the hypervisor refuses the page, the event is refused, too.
             let _ = self.show_perfs(&present);
         }
         self.with_cpu(|cpu| {
@@ -79,7 +78,7 @@ pub trait LocalEvents: LocalVcpu {
         })
     }
 
-    /// Stops an event.  If `is_unread`, perf's books do not have what it has counted last.
+    /// Stops an event. If `is_unread`, perf's state lacks what the event has counted last.
     fn stop_event(&mut self, index: u32, is_unread: bool) {
         self.with_cpu(|cpu| cpu.stop_event(index));
         if !is_unread {
@@ -113,15 +112,15 @@ pub trait LocalEvents: LocalVcpu {
         }
     }
 
-    /// Brings perf's books of an event up to date.
+    /// Brings perf's state of an event up to date.
     fn read_event(&mut self, index: u32) {
         let now = self.time(index, EventTime::Booked);
         let progress = self.with_cpu(|cpu| cpu.progress_of_event(index, now));
         self.book_progress(index, &progress);
     }
 
-    /// Begins the next period of an event that has overflowed, and has perf take a sample.
-    /// `interrupted` is what the interrupt has stopped, or has the mode
+    /// Begins the next period of an event that has overflowed, and makes perf take a sample.
+    /// `interrupted` is the place that the interrupt has stopped, or has the mode
     /// [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE) if none has come.
     fn report_event(&mut self, index: u32, interrupted: &HvPlace) {
         let mut place = *interrupted;
@@ -132,9 +131,9 @@ pub trait LocalEvents: LocalVcpu {
         }
     }
 
-    /// Has events count again when perf enables its PMU.  `enable` calls
+    /// Makes events count again when perf enables its PMU. `enable` calls
     /// [`ThisVcpu::enable_events`](crate::ThisVcpu::enable_events) with the present thread's
-    /// counters, and returns what that returns.
+    /// counters, and returns that function's result.
     ///
     /// # Errors
     ///
@@ -163,7 +162,7 @@ pub trait LocalEvents: LocalVcpu {
         overflowed != 0
     }
 
-    /// Has events continue after the vCPU has lost its page, because another vCPU has called this
+    /// Makes events continue after the vCPU has lost its page, because another vCPU has called this
     /// one, or because the machine slept or was restored.
     ///
     /// # Errors
@@ -176,8 +175,8 @@ pub trait LocalEvents: LocalVcpu {
         shown
     }
 
-    /// Has events count, and tells perf of their stalls; see [`settle_events`](Self::settle_events)
-    /// and [`enable_events`](Self::enable_events).
+    /// Makes events count, and tells perf of their stalls; see
+    /// [`settle_events`](Self::settle_events) and [`enable_events`](Self::enable_events).
     fn continue_events(&mut self, has_counted: bool, enable: impl FnOnce(&mut Self) -> bool) {
         if enable(self) {
             self.report_later();
@@ -185,9 +184,9 @@ pub trait LocalEvents: LocalVcpu {
         self.settle_events(has_counted);
     }
 
-    /// Tells perf of stalls: perf takes each event here for one that counts.  `has_counted` says
-    /// whether an event that stops counting has counted until now.  If not, it has not counted
-    /// since perf added it.
+    /// Tells perf of stalls, since perf believes that each event here counts. `has_counted` says
+    /// whether an event that stops counting has counted until now. If not, it has not counted since
+    /// perf added it.
     fn settle_events(&mut self, has_counted: bool) {
         if !self.with_state(|vcpu| vcpu.events.take_unsettled()) {
             return;

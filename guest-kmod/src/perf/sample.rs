@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides what a sample says about where its event has overflowed.
+//! Decides which place a sample has.
 
 use shared_abi::hypercall::{HvPlace, PLACE_NONE, PLACE_USER};
 
@@ -16,15 +16,15 @@ pub enum Registers {
 }
 
 impl Registers {
-    /// Returns the registers for an event that counts user mode alone: it did so before the kernel
-    /// was entered.
+    /// Returns the registers for an event that counts user mode alone: it has overflowed before the
+    /// thread entered the kernel.
     pub(crate) const fn of_user_mode(interrupted: &HvPlace) -> Self {
         if interrupted.mode == PLACE_USER { Self::Interrupted } else { Self::User }
     }
 
     /// Returns the registers for an event that also counts the kernel, and that the hypervisor has
-    /// seen overflow at `place`. If the hypervisor knows that place, it is more exact than where
-    /// the interrupt was taken.
+    /// seen overflow at `place`. If the hypervisor knows the place, it is more exact than the place
+    /// of the interrupt.
     pub(crate) const fn of_both_modes(interrupted: &HvPlace, place: &HvPlace) -> Self {
         let is_interrupt = interrupted.mode != PLACE_NONE;
         let same = interrupted.ip == place.ip && interrupted.sp == place.sp;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Has short paths for the usual switch: the thread only counts, and its counters are still loaded.
+//! Implements short paths for the usual switch: the thread only counts, and its counters are still
+//! loaded.
 //!
 //! They do what [`ThreadPmu::switch_in_otherwise`] and [`ThreadPmu::switch_out_otherwise`] do, for
 //! a number of counters that the compiler knows, so that there is no loop.  They change only the
@@ -18,8 +19,8 @@ use crate::vcpu::ThisVcpu;
 pub trait Switch: Sized {
     /// The kernel that switches the thread.
     type Kernel: Kernel;
-    /// The overflow of which the thread has to be told, in the form that the kernel needs.  The
-    /// default value is none.
+    /// The overflow that has to be reported to the thread, in the form that the kernel needs. The
+    /// default value stands for no overflow.
     type Notice: Default;
 
     /// Returns the thread's counters, its page, and the vCPU.
@@ -32,8 +33,8 @@ pub trait Switch: Sized {
     fn notice(signal: Option<Signal>) -> Self::Notice;
 }
 
-/// Switches the thread in.  Returns the overflow of which it has to be told, if it was suspended
-/// between the overflow and its interrupt.
+/// Switches the thread in. Returns the overflow to report, if the thread was suspended between the
+/// overflow and its interrupt.
 ///
 /// There is a function for each number of counters: one for fewer counters saves fewer registers.
 #[inline(always)]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Has what differs from one processor architecture to another.
+//! The part of the driver that differs from one processor architecture to another.
 //!
-//! An [`Identity`] is what a CPU says of itself; it determines which PMU the CPU has.
-//! [`Registers`] has the numbers of that PMU's registers, and [`Selectors`] the values of those
-//! that select events.  `probe` tries each register before anybody relies on it.
+//! An [`Identity`] is what a CPU reports about itself; it determines which PMU the CPU has.
+//! [`Registers`] has the numbers of that PMU's registers, and [`Selectors`] has the values of the
+//! registers that select events. `probe` tries each register before the driver relies on it.
 //!
 //! The rest of the driver gets the registers' numbers from here, and names none itself.
 

@@ -16,7 +16,7 @@ use shared_abi::PhysSlot;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 
-/// An event says what is counted, in which modes, and on which physical counter.
+/// An event to count, with the modes in which it counts, and its physical counter if that matters.
 ///
 /// It counts in user mode and in kernel mode unless [`user`](Self::user) or
 /// [`kernel`](Self::kernel) selects one of them.  The library finds a free counter, a fixed one if
@@ -29,10 +29,10 @@ pub struct Event {
     pub(crate) slot: Option<PhysSlot>,
     /// Number of events between two samples, or 0 if the event does not sample.
     pub(crate) period: u64,
-    /// Whether a session refuses the event on a CPU of which the library does not know that it has
-    /// the event.
+    /// Whether a session refuses the event on a CPU if the library does not know that the CPU has
+    /// it.
     pub(crate) verified: bool,
-    /// The name that libpfm4 has for the event on this CPU, if it was given by such a name.
+    /// libpfm4's name for the event on this CPU, if the event was given by such a name.
     pub(crate) name: Option<&'static str>,
 }
 
@@ -99,8 +99,8 @@ impl Event {
     /// Makes an event of its select word (SDM volume 3, 20.2.1.1; APM volume 2, 13.2.1), which has
     /// the event number, unit mask, edge, inversion and counter mask.
     ///
-    /// The library sets the word's mode and enable bits.  A session refuses an event of which the
-    /// library does not know that the CPU has it, unless it is [`unverified`](Self::unverified).
+    /// The library sets the word's mode and enable bits. A session refuses an event if the library
+    /// does not know that the CPU has it, unless the event is [`unverified`](Self::unverified).
     pub const fn raw(select: u64) -> Self {
         Self::new(What::Raw(select & !(EVNTSEL_RINGS | EVNTSEL_EN)))
     }

@@ -22,8 +22,8 @@ const MINOR: u32 = 5;
 pub struct Divided {
     /// The vCPU's own events, in its kernel and in its user mode.
     pub executed: u64,
-    /// The hypervisor's events while the vCPU was current, whatever it did them for.  A switch of
-    /// vCPUs is with the one that is switched in.
+    /// The hypervisor's events while the vCPU was current, for whatever purpose. A switch of vCPUs
+    /// counts for the one that is switched in.
     pub hypervisor: u64,
 }
 
@@ -56,8 +56,8 @@ impl HostAccount {
     }
 }
 
-/// The accounts of all virtual CPUs by one event.  When it is dropped, the accounting ends.  If the
-/// process is killed, it ends by itself ten seconds later.
+/// The accounts of all virtual CPUs by one event. When this value is dropped, the accounting ends.
+/// If the process is killed, the accounting ends by itself ten seconds later.
 #[derive(Debug)]
 pub struct HostAccounts {
     xen: Xen,
@@ -102,7 +102,7 @@ impl HostAccounts {
 
 impl Drop for HostAccounts {
     fn drop(&mut self) {
-        // It has ended by itself if this fails.
+        // If this fails, the session has ended by itself.
         let _ = self.xen.call(OP_ACCOUNTS_STOP, &mut ());
     }
 }
@@ -143,7 +143,7 @@ fn collect(
     }
 }
 
-/// Returns what the driver is asked for.
+/// Returns the argument of the request to the driver.
 fn wanted(driver: &Driver, event: Event) -> Result<HvAccounting, Error> {
     if driver.abi.1 < MINOR {
         return Err(Error::NotAccounted(OLD));

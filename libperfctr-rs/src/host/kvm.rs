@@ -69,8 +69,8 @@ impl Kvm {
         written.map_err(Error::kernel("change what a virtual machine may do"))
     }
 
-    /// Lists the virtual machines.  Whoever reads the file at an offset gets the machines of
-    /// processes from that number on.
+    /// Lists the virtual machines. A read of the file at an offset gives the machines of processes
+    /// from that number on.
     pub(super) fn domains(&self) -> Result<Vec<Domain>, Error> {
         let file = File::open(&self.machines).map_err(Error::kernel(LISTING))?;
         Domain::all(|answer| {

@@ -23,7 +23,7 @@ pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Places};
 pub use symbols::Symbol;
 pub use xen::Xen;
 
-/// What the hypervisor's driver says of itself.
+/// What the hypervisor's driver reports about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Driver {
@@ -49,8 +49,8 @@ impl Driver {
     }
 }
 
-/// Returns how a counter of the host's own is to count this event. Such a counter is a general one,
-/// and what it can count, any other can.
+/// Returns the event select for the host's own counter of this event. Such a counter is a general
+/// one, and all general counters can count the same events.
 fn on_any_general_counter(driver: &Driver, event: Event) -> Result<CounterConfig, Error> {
     known::check(&[event])?;
     let first = PhysSlot::general(0).ok_or(Error::Malformed("capabilities"))?;
@@ -91,7 +91,8 @@ impl Domain {
         Self { id, allowed, limits }
     }
 
-    /// Asks again and again for those after the last one, until there are no more.
+    /// Asks repeatedly for the virtual machines after the last one of the answer, until there are
+    /// no more.
     fn all(ask: impl Fn(&mut HvDomains) -> io::Result<()>) -> Result<Vec<Self>, Error> {
         let (mut all, mut next) = (Vec::new(), 0);
         loop {
@@ -181,8 +182,8 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// Those of [`allow`](Self::allow); `EINVAL` if there are limits, and the driver is one of
-    /// before ABI 2.8.
+    /// Those of [`allow`](Self::allow); `EINVAL` if there are limits, and the driver's ABI is older
+    /// than 2.8.
     pub fn allow_within(&self, id: u32, limits: Limits) -> Result<(), Error> {
         match &self.0 {
             Hypervisor::Xen(xen) => xen.allow_within(id, limits),
@@ -194,7 +195,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `EINVAL` the driver is one of before ABI
+    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `EINVAL` the driver's ABI is older than
     /// 2.8. [`Error::Malformed`].
     pub fn domains(&self) -> Result<Vec<Domain>, Error> {
         match &self.0 {
@@ -208,7 +209,7 @@ impl Host {
         matches!(self.0, Hypervisor::Xen(_))
     }
 
-    /// Has an event accounted to the virtual CPUs that execute it.  This is for Xen.
+    /// Begins to account an event to the virtual CPUs that execute it. This is for Xen.
     ///
     /// # Errors
     ///

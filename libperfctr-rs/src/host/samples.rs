@@ -20,8 +20,8 @@ const MINOR: u32 = 4;
 const MINOR_AT_GUESTS: u32 = 6;
 /// The physical CPUs that may have samples: as many as any Xen has.
 const CPUS_MAX: u32 = 4096;
-/// Of each CPU, no more than its ring holds is taken at once: samples may come faster than they are
-/// taken.
+/// The largest number of hypercalls by which one call takes samples of a CPU: enough for as many as
+/// its ring holds, since samples may come faster than they are taken.
 const READS_MAX: usize = 4096 / SAMPLES_MAX + 1;
 
 /// Who executed.
@@ -35,22 +35,22 @@ pub enum Mode {
     Kernel,
     /// A domain's user mode.
     User,
-    /// The hypervisor, for a domain that it was entered from: [`HostSample::ip`] is an instruction
-    /// of the domain's kernel.
+    /// The hypervisor, for a domain that entered it from its kernel: [`HostSample::ip`] is an
+    /// instruction of the domain's kernel.
     ForKernel,
-    /// The hypervisor, for a domain that it was entered from: [`HostSample::ip`] is an instruction
-    /// of the domain's user mode.
+    /// The hypervisor, for a domain that entered it from user mode: [`HostSample::ip`] is an
+    /// instruction of the domain's user mode.
     ForUser,
 }
 
-/// What the samples of the hypervisor say.
+/// The place that samples of the hypervisor have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Places {
-    /// Where the hypervisor was.
+    /// The hypervisor's own instruction.
     #[default]
     Hypervisor,
-    /// Where the domain was left for which the hypervisor executed.
+    /// The instruction at which the domain for which the hypervisor executed has entered it.
     Guest,
 }
 
@@ -100,12 +100,12 @@ pub struct HostSamples {
 }
 
 impl HostSamples {
-    /// Begins to sample all physical CPUs, or only these, whenever one has counted as many events
-    /// as [`Event::every`] says.
+    /// Begins to sample all physical CPUs, or only these. A CPU is sampled whenever it has counted
+    /// as many events as [`Event::every`] says.
     ///
-    /// Of [`Event::user`] and [`Event::kernel`] the latter is ring 0, in which Xen and the kernels
-    /// of PVH and HVM domains execute.  A 64-bit PV domain executes outside of it only, in kernel
-    /// and in user mode.
+    /// [`Event::kernel`] is ring 0, in which Xen and the kernels of PVH and HVM domains execute.
+    /// [`Event::user`] is the other rings, in which both the kernel and the user mode of a 64-bit
+    /// PV domain execute.
     ///
     /// # Errors
     ///
@@ -124,13 +124,14 @@ impl HostSamples {
             Some(libc::EPERM) => Error::NotSampled(NOT_CONTROL),
             _ => Error::kernel("sample the host")(error),
         })?;
-        // From here on, dropping it ends the session.
+        // From here on, dropping `started` ends the session.
         let mut started = Self { xen, cpus: Vec::new() };
         for cpu in 0..CPUS_MAX {
             if cpus.is_some_and(|cpus| !cpus.contains(&cpu)) {
                 continue;
             }
-            // To take nothing but the number of samples would be no simpler.
+            // This also takes samples, since a request for the number of samples alone would be no
+            // simpler.
             match started.xen.call(OP_PROFILE_READ, &mut asked(cpu)) {
                 Ok(()) => started.cpus.push((cpu, 0)),
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) && cpus.is_none() => {}
@@ -178,8 +179,8 @@ impl HostSamples {
         Ok(taken)
     }
 
-    /// Returns how many samples were lost since the start, as far as [`take`](Self::take) has been
-    /// told.  They found their CPU's memory full, or more than one period had ended at once.
+    /// Returns how many samples were lost since the start, as far as [`take`](Self::take) knows. A
+    /// sample is lost if its CPU's ring is full, or if more than one period has ended at once.
     pub fn lost(&self) -> u64 {
         self.cpus.iter().fold(0, |sum, (_, lost)| sum.saturating_add(*lost))
     }
@@ -187,7 +188,7 @@ impl HostSamples {
 
 impl Drop for HostSamples {
     fn drop(&mut self) {
-        // It has ended by itself if this fails.
+        // If this fails, the session has ended by itself.
         let _ = self.xen.call(OP_PROFILE_STOP, &mut ());
     }
 }
@@ -217,7 +218,7 @@ fn parse(answer: &HvSamples) -> Result<Vec<HostSample>, Error> {
     samples.iter().map(HostSample::new).collect()
 }
 
-/// Returns what the driver is asked for.
+/// Returns the argument of the request to the driver.
 fn wanted(
     driver: &Driver,
     event: Event,
@@ -246,7 +247,8 @@ fn wanted(
     })
 }
 
-/// Returns the bits of physical CPUs.  Those from 64 on can be sampled with all others only.
+/// Returns the bits of physical CPUs. CPUs from number 64 on can only be sampled together with all
+/// others.
 fn mask(cpus: Option<&[u32]>) -> Option<u64> {
     let Some(cpus) = cpus else { return Some(u64::MAX) };
     cpus.iter().try_fold(0, |mask, &cpu| Some(mask | 1_u64.checked_shl(cpu)?))

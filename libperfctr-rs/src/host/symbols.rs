@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The functions that Xen knows itself to have, which it lists for the control domain.
+//! Xen's own symbols of functions, which Xen lists for the control domain.
 
 use std::io;
 use std::mem::offset_of;
@@ -15,13 +15,14 @@ const XENPF_GET_SYMBOL: u32 = 63;
 /// The largest number of symbols that is accepted. A Xen has some 10,000.
 const SYMBOLS_MAX: usize = 1 << 20;
 
-/// A function of Xen's.
+/// A function of Xen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Symbol {
     /// Its first instruction.
     pub address: u64,
-    /// Its name.  One that several files have begins with the file's, as in `schedule.c#schedule`.
+    /// Its name. If several files have the name, it begins with the file's name, as in
+    /// `schedule.c#schedule`.
     pub name: String,
 }
 
@@ -45,7 +46,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Takes note of where Xen finds it.
+    /// Stores the address at which Xen finds the room for the name.
     pub(super) fn is_at(&mut self, address: u64) {
         self.name_address = address.wrapping_add(offset_of!(Self, name) as u64);
     }
@@ -70,7 +71,7 @@ impl Question {
     }
 }
 
-/// Asks for one symbol after the other.
+/// Asks Xen for one symbol after the other.
 pub(super) fn all(ask: impl Fn(&mut Question) -> io::Result<()>) -> Result<Vec<Symbol>, Error> {
     let (mut symbols, mut number) = (Vec::new(), 0);
     for _ in 0..SYMBOLS_MAX {

@@ -20,7 +20,7 @@ use super::{Driver, Limits};
 use crate::error::Error;
 
 pub(super) const PRIVCMD: &str = "/dev/xen/privcmd";
-/// Memory that the kernel does not move.  Xen finds only what is mapped when it looks.
+/// Memory that the kernel does not move. Xen can access the memory only while it is mapped.
 const MEMORY: &str = "/dev/xen/hypercall";
 const MEMORY_BYTES: usize = 4096;
 
@@ -103,7 +103,7 @@ impl Xen {
     }
 
     /// Asks the driver how many interrupts of counters it has handled since the host has booted, on
-    /// all physical CPUs, whether or not there was a reason for them.
+    /// all physical CPUs, including those without a reason.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Xen {
         Ok(stats.hook[HOOK_INTERRUPT].calls)
     }
 
-    /// Asks Xen for the functions that it knows itself to have, in the order of their addresses.
+    /// Asks Xen for its own symbols of functions, in the order of their addresses.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl Xen {
         arguments: impl FnOnce(&mut T, u64) -> [u64; 5],
     ) -> io::Result<()> {
         const { assert!(size_of::<T>() <= MEMORY_BYTES) };
-        // Who has panicked has left nothing here that matters.
+        // A thread that has panicked has left nothing in this memory that matters.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let address = memory.as_mut_ptr() as u64;
         let mut hypercall = Hypercall { number, arguments: arguments(value, address) };

@@ -70,6 +70,6 @@ extern "C" fn dispatch(
     let handler: Handler = unsafe { std::mem::transmute(handler) };
     let ip = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
     handler(&Sample { overflow, ip });
-    // A handler that has stopped the counters leaves nothing to go on.
+    // This fails if the handler has stopped the counters, and then nothing has to go on.
     let _ = go_on();
 }

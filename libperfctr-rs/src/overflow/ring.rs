@@ -123,7 +123,7 @@ impl Drop for Ring {
 
 /// Stores a sample.  The signal handler calls it.
 fn note(sample: &Sample) {
-    // SAFETY: what the pointer leads to lives until `drop`, which clears the pointer first.
+    // SAFETY: the ring behind the pointer lives until `drop`, which clears the pointer first.
     let Some(shared) = (unsafe { RING.get().as_ref() }) else { return };
     let noted = shared.noted.load(Ordering::Relaxed);
     let room = noted - shared.taken.load(Ordering::Acquire) < shared.places.len();

@@ -79,7 +79,7 @@ fn a_queue_passes_over_signals_that_came_for_another_reason() {
 
 #[test]
 fn resuming_nothing_is_an_error_and_leaves_errno() {
-    // SAFETY: the calling thread's `errno`.
+    // SAFETY: the pointer leads to the calling thread's `errno`, which always exists.
     let errno = unsafe { &mut *libc::__errno_location() };
     *errno = 42;
     assert_eq!(go_on().unwrap_err().raw_os_error(), Some(libc::EBADF));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events that are known to be right on this CPU.
+//! Knows which events are right on this CPU.
 
 #[cfg(target_arch = "x86_64")]
 use raw_cpuid::native_cpuid::cpuid_count;
@@ -42,7 +42,7 @@ struct Known {
 }
 
 impl Known {
-    /// Knows nothing: on this architecture only the kernel knows which events there are.
+    /// Returns no known events: on this architecture only the kernel knows which events there are.
     #[cfg(not(target_arch = "x86_64"))]
     const fn here() -> Self {
         Self { vendor: ELSEWHERE, missing: 0, fixed: 0 }
@@ -71,9 +71,9 @@ impl Known {
         let select = event.select(self.vendor);
         match self.vendor {
             _ if event.name.is_some() || event.is_software() => true,
-            // What has a name of Linux's own is right there, or refused by it.
+            // On other architectures Linux itself counts its generic events right, or refuses them.
             ELSEWHERE => matches!(event.what, What::Generic(_)),
-            // Only its fixed counter counts it.
+            // Only a fixed counter counts this event.
             VENDOR_INTEL if select.is_none() => event
                 .fixed()
                 .and_then(PhysSlot::fixed_number)

@@ -109,7 +109,8 @@ impl Backend {
         }
     }
 
-    /// Reads the counters like [`read`](Self::read), without the TSC, which has no meaning.
+    /// Reads the counters like [`read`](Self::read), without the TSC. The TSC of the result has no
+    /// meaning.
     #[inline(always)]
     pub(crate) fn counts(&self, counts: &mut [u64]) -> Result<Taken, Error> {
         match self {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counters of Linux's own perf events, for machines that are not virtual: the baseline.
+//! Counters of Linux's own perf events, for machines that are not virtual.
 //!
-//! The events form a group whose leader counts only time.  They are read through each event's page
-//! (`struct perf_event_mmap_page` in Linux's `perf_event.h` says how).  The sequence words of all
-//! pages are compared before and after, so that the counts are of one moment.  The group is pinned:
-//! it counts all the time or not at all.
+//! The events form a group whose leader counts only time. This provider reads them through each
+//! event's page (`struct perf_event_mmap_page` in Linux's `perf_event.h` says how). It compares the
+//! sequence words of all pages before and after, so that the counts are of one moment. The group is
+//! pinned: it counts all the time or not at all.
 
 use std::io::{Error as IoError, ErrorKind};
 
@@ -22,7 +22,7 @@ use super::known;
 use super::refusal::{Refusal, Wanted};
 use super::types::{Description, Provider, Taken, cpu_signature};
 
-/// The kernel converts the time-stamp counter to ns for us.
+/// The kernel converts the time-stamp counter to this unit, ns.
 const NS_KHZ: u32 = 1_000_000;
 
 /// An event and its page.
@@ -38,8 +38,8 @@ pub(crate) struct Native {
     /// Counts the time that the thread executes.
     leader: Counting,
     events: Vec<Counting>,
-    /// Whether the events are enabled.  If they are not, the time in a page goes on all the same,
-    /// and only the kernel knows the right one.
+    /// Whether the events are enabled. If they are not, the time in a page still advances, and only
+    /// the kernel knows the right time.
     running: bool,
     description: Description,
     generation: Generation,
@@ -197,7 +197,7 @@ pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
     libc::pid_t::try_from(number).map_err(absent)
 }
 
-/// Explains why this event could not be opened to count what was wanted.
+/// Explains why this event could not be opened.
 pub(crate) fn explain_open_failure(event: &Event, wanted: Wanted, error: IoError) -> Error {
     match error.kind() {
         ErrorKind::NotFound if !has_pmu() => Error::Refused(Refusal::at_perf(&error)),
@@ -217,12 +217,12 @@ fn has_pmu() -> bool {
 }
 
 impl Wanted {
-    /// Returns what is wanted of an event that is to count the caller's own thread.
+    /// Returns the purpose of an event that is to count the caller's own thread.
     pub(crate) fn own(event: &Event) -> Self {
         Self::Own { kernel: event.rings & EVNTSEL_OS != 0 }
     }
 
-    /// Returns what is wanted of an event that is to count another thread.
+    /// Returns the purpose of an event that is to count another thread.
     pub(crate) fn others(event: &Event) -> Self {
         Self::Others { kernel: event.rings & EVNTSEL_OS != 0 }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
+//! Counters that the hypervisor and the guest's kernel virtualise, through `/dev/perfctr`.
 
 use std::cell::Cell;
 use std::io;
@@ -38,7 +38,7 @@ pub(crate) struct Paravirt {
     counters: Vec<CounterConfig>,
     notification: Notification,
     has_ring: Cell<bool>,
-    /// What the module can do.
+    /// The module's capabilities.
     features: u32,
 }
 
@@ -102,7 +102,7 @@ impl Paravirt {
         Ok(records)
     }
 
-    /// Counts the same events again; their sums and periods go on.
+    /// Counts the same events again; their sums and periods continue.
     pub(crate) fn resume(&self) -> Result<(), Error> {
         let all = (1 << self.counters.len()) - 1;
         let keeps = self.features & FEATURE_KEEP_PERIOD != 0;
@@ -232,7 +232,7 @@ pub fn sampling(
     if !caps.can(CAPS_SAMPLING) {
         return Err(Error::unavailable(event, "this machine's counters do not interrupt"));
     }
-    // A negative number becomes one that is too high, and is refused as such.
+    // A negative number becomes a number that is too high, and the kernel refuses it.
     Ok(Control { signal: signal.cast_unsigned(), ..placed(caps, events, flags)? })
 }
 
@@ -261,7 +261,7 @@ fn at_device(error: &io::Error) -> Refusal {
     }
 }
 
-/// Asks the hypervisor why the module could not be loaded; it answers only root.
+/// Asks the hypervisor why the module could not be loaded; the hypervisor answers only root.
 fn at_hypervisor() -> Option<Refusal> {
     let refusal = |cause, errno| Some(Refusal { provider: Provider::Paravirt, cause, errno });
     match Xen::open().ok()?.driver() {

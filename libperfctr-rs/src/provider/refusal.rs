@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Why a provider gives no counters, and what can be done about it.
+//! Reasons why a provider gives no counters, with their remedies.
 
 use std::{fmt, fs, io};
 
@@ -24,7 +24,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The reason why a provider gives no counters.  Its displayed form also says what to do.
+/// The reason why a provider gives no counters. Its displayed form also contains the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
@@ -86,13 +86,13 @@ const NOT_X86: (&str, &str) = (
 );
 
 impl Cause {
-    /// Says why there are no counters.
+    /// Returns the reason, as a text.
     #[must_use]
     pub fn reason(self) -> String {
         self.words().0
     }
 
-    /// Says what to do about it.
+    /// Returns the remedy, as a text.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         self.words().1
@@ -207,14 +207,14 @@ impl Cause {
     }
 }
 
-/// What a perf event is wanted for; this decides who may open it.
+/// The purpose of a perf event; it decides who may open the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The caller's own thread, in kernel mode too or in user mode alone.
+    /// To count the caller's own thread, in kernel mode, too, or in user mode alone.
     Own { kernel: bool },
-    /// Another thread, which may be another user's.
+    /// To count another thread, which may belong to another user.
     Others { kernel: bool },
-    /// Whole CPUs, or a group of processes on them.
+    /// To count whole CPUs, or a group of processes on them.
     Cpu,
 }
 
@@ -275,7 +275,7 @@ impl Surroundings {
     /// Returns why a perf event of user mode could not be opened.
     ///
     /// No level of `perf_event_paranoid` up to 2 refuses one (`perf_event_open(2)`); Debian has
-    /// added level 3, which does.
+    /// added level 3, which refuses such events.
     fn cause_at_perf(self, errno: i32) -> Cause {
         match errno {
             libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV => Cause::NoPmu,

@@ -21,8 +21,7 @@ pub enum Provider {
     /// Linux provides counters through `perf_event_open(2)`.  They are correct on bare metal, and
     /// in a virtual machine whose hypervisor emulates a PMU.  The kernel chooses the counters.
     Native,
-    /// There are no counters but the time-stamp counter, which also goes on while the thread does
-    /// not execute.
+    /// There is only the time-stamp counter, which also advances while the thread does not execute.
     Tsc,
 }
 
@@ -36,7 +35,7 @@ impl fmt::Display for Provider {
     }
 }
 
-/// A description of what can be counted here.
+/// A description of the counters of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {

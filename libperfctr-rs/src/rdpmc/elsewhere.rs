@@ -25,5 +25,5 @@ pub(crate) const fn survived() -> u64 {
     0
 }
 
-/// Does nothing: what is never executed cannot fault.
+/// Does nothing: an instruction that is never executed cannot fault.
 pub(crate) const fn survive_by_default() {}

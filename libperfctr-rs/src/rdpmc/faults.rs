@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Survives an RDPMC that has been forbidden since the reader looked at its page.
+//! Survives an RDPMC that was forbidden after the reader had looked at its page.
 //!
-//! After a reader has looked at its pages and before its RDPMC, the thread may be stopped and go on
-//! where CR4.PCE is clear.  The kernel's own RDPMC survives the #GP; in user mode a handler of the
-//! signal is the only way.
+//! After a reader has looked at its pages and before its RDPMC, the thread may be stopped and
+//! continue where CR4.PCE is clear. The kernel's own RDPMC survives the #GP; in user mode a handler
+//! of the signal is the only way.
 //!
 //! A table has the address of each RDPMC of this crate, and the address at which to continue after
-//! a fault, as the kernel's own table of exceptions has.  So a fault of any other instruction, also
-//! of an RDPMC of the program's own, is not taken for one of these, and a read that does not fault
-//! executes no instruction for this.
+//! a fault, as the kernel's own table of exceptions has. So the handler does not take a fault of
+//! any other instruction, such as an RDPMC of the program's own, for one of these, and a read that
+//! does not fault executes no further instruction.
 #![expect(unsafe_code, reason = "signal handlers are C functions with C arguments")]
 
 use std::arch::global_asm;
@@ -36,7 +36,7 @@ static SURVIVED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether sessions leave SIGSEGV's action as it is.
 static LEAVES_ACTION: AtomicBool = AtomicBool::new(false);
-/// The variable by which whoever starts the program asks for the same.
+/// The environment variable by which the user of a program asks for the same.
 const LEAVE_VARIABLE: &str = "PERFCTR_LEAVE_SIGSEGV";
 
 // The table exists also in a program that never reads.  The linker names both ends of it; each
@@ -65,17 +65,17 @@ unsafe extern "C" {
 /// Makes reads of this process that fault return an error from now on, where SIGSEGV would end the
 /// process otherwise.
 ///
-/// A read faults where the CPU does not let it execute RDPMC.  Whatever takes the counters away
-/// from a thread usually changes one of its pages, at which the read looks again.  So it returns
-/// the kernel's counts, or the reason why there are none, such as
-/// [`Error::NotLoaded`](crate::Error::NotLoaded).  A host without the driver changes no page; the
-/// read then returns [`Error::Faulted`](crate::Error::Faulted).
+/// A read faults where the CPU does not let it execute RDPMC. When a thread loses its counters, one
+/// of its pages usually changes, and the read looks at the pages again. So it returns the kernel's
+/// counts, or the reason why there are none, such as [`Error::NotLoaded`](crate::Error::NotLoaded).
+/// A host without the driver changes no page; the read then returns
+/// [`Error::Faulted`](crate::Error::Faulted).
 ///
 /// Programs need this in domains that may be saved or migrated while they read, to a host that does
-/// not let the domain count, has no driver or has other counters.  They also need it where a
-/// physical CPU that differs from the others may come up.  So whatever maps the device's pages, as
-/// a [`Session`](crate::Session) does, calls this unless [`leave_faults`] was called before, or the
-/// variable `PERFCTR_LEAVE_SIGSEGV` is set.  Programs that read a mapping of their own call it
+/// not let the domain count, has no driver or has other counters. They also need it where a
+/// physical CPU that differs from the others may come up. So code that maps the device's pages,
+/// such as a [`Session`](crate::Session), calls this unless [`leave_faults`] was called before, or
+/// the variable `PERFCTR_LEAVE_SIGSEGV` is set. Programs that read a mapping of their own call it
 /// themselves.
 ///
 /// Every other SIGSEGV is handled as before: an earlier handler is called, on the alternate stack
@@ -102,11 +102,11 @@ pub fn survive_faults() -> Result<(), Error> {
 ///
 /// A read whose domain has just lost its counters then ends the process; see [`survive_faults`].
 pub fn leave_faults() {
-    // ATOMICS: a thread that opens a session at the same time comes before or after this.
+    // ATOMICS: a thread that opens a session at the same time reads the word before or after this.
     LEAVES_ACTION.store(true, Ordering::Relaxed);
 }
 
-/// Does what [`survive_faults`] does, unless the program or whoever has started it wants otherwise.
+/// Does what [`survive_faults`] does, unless the program or its environment forbids it.
 ///
 /// If the kernel refuses it, a read that faults ends the process.
 pub(crate) fn survive_by_default() {
@@ -118,7 +118,7 @@ pub(crate) fn survive_by_default() {
 
 /// Returns how often RDPMC has faulted, in all threads.
 ///
-/// Readers need it if their pages may stay unchanged although RDPMC faults.
+/// Readers need this number if their pages may stay unchanged although RDPMC faults.
 #[inline(always)]
 pub(crate) fn survived() -> u64 {
     // ATOMICS: only the calling thread's own signal handler matters, which is in program order.
@@ -218,7 +218,8 @@ fn pass_on(
             if previous.sa_flags & libc::SA_RESETHAND != 0 {
                 set_default();
             }
-            // SAFETY: the flags say which kind of function it is, to the kernel as well.
+            // SAFETY: the action's flags say which signature the function has; the kernel relies on
+            // them, too.
             unsafe {
                 if previous.sa_flags & libc::SA_SIGINFO != 0 {
                     transmute::<usize, Informed>(handler)(signal, info, context);
@@ -233,7 +234,7 @@ fn pass_on(
 fn set_default() {
     // SAFETY: all-zero is a valid `sigaction`: the default.
     let default = unsafe { zeroed() };
-    // It cannot fail: SIGSEGV may be handled.
+    // The call cannot fail, since programs may handle SIGSEGV.
     let _ = exchange(Some(&default));
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counts and samples of other threads, of processes, programs, CPUs and groups of processes.
 //!
-//! A [`Watch`] says what to count and of whom.  Opening it gives counts ([`Watched`]) or samples
-//! ([`Samples`]).  It uses Linux's perf events, for which nothing has to be stopped.  In a guest
-//! with the kernel module, the module counts these events as exactly as the calling thread's own
-//! counters.  A read is a system call.  A thread that counts only itself reads faster by a
-//! [`Session`](crate::Session).
+//! A [`Watch`] describes which events to count, and in which threads. Opening it gives counts
+//! ([`Watched`]) or samples ([`Samples`]). It uses Linux's perf events, for which nothing has to be
+//! stopped. In a guest with the kernel module, the module counts these events as exactly as the
+//! calling thread's own counters. A read is a system call. A thread that counts only itself reads
+//! faster by a [`Session`](crate::Session).
 
 mod ring;
 mod samples;
@@ -32,7 +32,7 @@ use crate::provider::native::{attributes, explain_open_failure, pid};
 use crate::provider::refusal::Wanted;
 use crate::sys::{PerfEvent, WITH_TIMES};
 
-/// A description of whom to count, what and when.
+/// A description of the threads to count, of the events, and of the time at which counting starts.
 ///
 /// This example counts a program that the thread starts, from the program's first instruction, and
 /// nothing of the thread itself:
@@ -167,7 +167,7 @@ impl Watch {
             return Err(Error::unavailable(event, "it samples, which is not counting"));
         }
         self.check(&events)?;
-        // A group is where its hardware events are, if it has any.
+        // If a group has hardware events, they determine where the group is opened.
         let anchored = events.iter().find(|event| !event.is_software()).or(events.first());
         let anchors = anchored.map_or(Ok(Vec::new()), |event| self.anchors(event))?;
         let parts = self.at(self.places()?, |place| {
@@ -246,10 +246,10 @@ impl Watch {
     }
 
     /// Opens one further event for threads whose children begin to count when they execute a
-    /// program.  It never counts, and children do not inherit it.  So a thread and its child never
-    /// have the same events.  If they had, the kernel would exchange the two sets at a switch
-    /// instead of switching them.  A child that executes a program would then start its parent's
-    /// events.  Later children inherit copies of those, and their copies would never start.
+    /// program. It never counts, and children do not inherit it. So a thread and its child never
+    /// have the same events. If they had the same ones, the kernel would exchange the two sets at a
+    /// switch instead of switching them. A child that executes a program would then start its
+    /// parent's events. Later children inherit copies of those, and their copies would never start.
     fn anchors(&self, event: &Event) -> Result<Vec<PerfEvent>, Error> {
         if !(self.inherit && self.from_exec) {
             return Ok(Vec::new());
@@ -307,7 +307,7 @@ impl Watch {
         }
         self.when(&mut attributes);
         if leader.is_some() {
-            // It counts whenever the first does.
+            // The event counts whenever the leader does.
             attributes.set_disabled(0);
             attributes.set_enable_on_exec(0);
         }
@@ -366,7 +366,7 @@ impl Watched {
     ///
     /// The kernel's error.
     pub fn go_on(&self) -> Result<(), Error> {
-        // The first of a group comes last: the others start with it.
+        // The leader of a group comes last, because the other events start together with it.
         self.parts
             .iter()
             .flat_map(|part| part.iter().rev())

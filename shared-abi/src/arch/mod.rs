@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What differs from one processor architecture to another, of all that this crate knows.
+//! The part of this crate that differs from one processor architecture to another.
 //!
 //! Everything else in the crate is arithmetic, pages and protocol, and names no instruction and no
 //! register.  An architecture has a file here, which defines:
 //!
 //! * the bits of an event-select word (`EVNTSEL_*`), and which of them a guest may set;
-//! * which events count only what their own logical processor does ([`events`]);
+//! * which events count only their own logical processor ([`events`]);
 //! * the number by which the instruction that reads a counter names it ([`counter_index`],
 //!   [`slot_of_counter_index`]);
-//! * the width of the clock that a thread's time is counted by ([`CLOCK_MASK`]);
+//! * the width of the clock that counts a thread's time ([`CLOCK_MASK`]);
 //! * how far from its overflow a counter can be preset ([`PRESET_EVENTS_MAX`]).
 //!
 //! The instructions themselves are behind [`Counters`](crate::read::Counters).  The interface has

@@ -34,7 +34,7 @@ fn announce<T>(atomic: &T, access: Access) {
 
 macro_rules! atomics {
     ($($atomic:ident: $value:ty,)+) => {$(
-        /// The atomic of the same name in `core`, announced.
+        /// The atomic of the same name in `core`, which announces each access.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $atomic(atomic::$atomic);

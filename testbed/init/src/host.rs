@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs on the host of a virtual machine, whose own first program runs the command.
+//! The part of the first program on the host of a virtual machine; the machine's own first program
+//! runs the command.
 
 use std::fs::File;
 use std::io::Write;
@@ -35,13 +36,13 @@ fn run(ports: &[File]) -> Result<()> {
     let mut beside = command("beside")?.spawn().context("beside")?;
     let status = machine.status().context("machine")?;
     ensure!(status.success(), "the machine's program: {status}");
-    // It ends with the last program that runs the machine.
+    // `beside` ends with the last program that runs the machine.
     let status = beside.wait().context("beside")?;
     ensure!(status.success(), "the program beside the machine: {status}");
     Ok(())
 }
 
-/// Returns one of the commands, which writes to the console.
+/// Returns one of the commands; its output goes to the console.
 fn command(name: &str) -> Result<Command> {
     let console = File::options().write(true).open("/dev/console")?;
     let argv = nul_separated(name)?;

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The first program in the testbed's guest.
 //!
-//! If a whole system's own init is the first program, this is a service that does the same, but
-//! does not mount anything.
+//! In a whole system, whose own init is the first program, this program is a service that does the
+//! same, but mounts nothing.
 //!
-//! It mounts the kernel's file systems, loads modules, runs one command in `/work`, sends what the
-//! command writes to the host, reports how it ended, and switches the machine off.
+//! The program mounts the kernel's file systems, loads modules, runs one command in `/work`, sends
+//! the command's output to the host, reports how the command ended, and switches the machine off.
 //!
 //! The host prepares `/etc/testbed` in the initramfs:
 //! - `modules`: kernel modules to load, one per line, a path and optionally parameters;
 //! - `argv`: the command and its arguments, each ended by a NUL byte;
 //! - `environment`: variables for the command, `NAME=value`, each ended by a NUL byte.
 //!
-//! With `machine` and `beside`, two more commands, it is the host of a virtual machine: it loads
-//! the modules and runs the first command, which starts the machine with another copy of this
-//! program in it, and the second one beside it. The copy talks through this program's ports.
+//! With two more commands, `machine` and `beside`, this program runs on the host of a virtual
+//! machine: it loads the modules, and runs `machine`, which starts the virtual machine with another
+//! copy of this program in it, and `beside` at the same time. The copy writes to this program's
+//! ports.
 //!
-//! It writes to virtio ports, found by name, or, with the file `io-ports`, to I/O ports: `stdout`
-//! and `stderr` of the command, `out` with a tar archive of `/out`, and `control` with one message
-//! per line: `ready` before the command starts, then one of `exit STATUS`, `signal NUMBER`,
-//! `refused ERRNO` (a module under test was not loaded) or `error REASON`. That message is the last
-//! thing sent, so that everything else has arrived before it.
+//! The program writes to virtio ports, which it finds by name, or, with the file `io-ports`, to I/O
+//! ports: `stdout` and `stderr` of the command, `out` with a tar archive of `/out`, and `control`
+//! with one message per line: `ready` before the command starts, then one of `exit STATUS`, `signal
+//! NUMBER`, `refused ERRNO` (a module under test was not loaded) or `error REASON`. The program
+//! sends that message last, so that everything else has arrived before it.
 
 mod host;
 mod ports;
@@ -53,7 +54,7 @@ fn main() {
     system::power_off();
 }
 
-/// Does what a system's first program has done before any other begins.
+/// Prepares the system as its first program has to before any other begins.
 fn prepare() -> Result<()> {
     system::mount_all()?;
     system::connect_to_itself()
@@ -78,7 +79,7 @@ fn serve() -> Result<()> {
     ports.finish()
 }
 
-/// Runs the command, and says how it has ended.
+/// Runs the command, and returns how it has ended.
 fn report(ports: &Ports, tested: &[&str]) -> Result<()> {
     let mut control = ports.open("control")?;
     let report = match run(ports, tested, &mut control) {
@@ -93,7 +94,7 @@ fn report(ports: &Ports, tested: &[&str]) -> Result<()> {
     writeln!(control, "{report}").context("control")
 }
 
-/// Loads the modules under test, runs the command to its end and sends all that it left.
+/// Loads the modules under test, runs the command to its end, and sends its output and files.
 fn run(ports: &Ports, modules: &[&str], control: &mut impl Write) -> Result<WaitStatus> {
     writeln!(control, "ready")?;
     for module in modules {
@@ -133,15 +134,16 @@ fn start() -> Result<Child> {
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    // As a service, the command stays in the service's session: in one of its own, the kernel would
-    // hang up its whole group when an orphan in it ends while another of its processes is stopped.
+    // As a service, the command stays in the service's session. If it had a session of its own, the
+    // kernel would hang up its whole process group when an orphan in it ends while another of its
+    // processes is stopped.
     if std::process::id() == 1 {
         setsid()?;
     }
     Ok(child)
 }
 
-/// Waits for the command. The other children are orphans that the first process inherits.
+/// Waits for the command. Other children are orphans that the first process has inherited.
 fn wait_for(child: &Child) -> Result<WaitStatus> {
     let wanted = Pid::from_raw(i32::try_from(child.id())?);
     loop {

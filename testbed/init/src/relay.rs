@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Ports to the host on an emulator that has I/O ports for them, in place of a device.
+//! Ports to the host on an emulator that has I/O ports in place of a virtio device.
 //!
-//! Whoever writes gets a pipe. One thread empties the pipes into the I/O ports, and `control` only
-//! when nothing else is there: its last message follows all that was written before it. Nothing but
-//! writing wakes the thread, since it would disturb what is measured on the machine.
+//! Each writer gets a pipe. One thread empties the pipes into the I/O ports. It empties `control`
+//! only when the other pipes are empty, so that the last message follows everything that was
+//! written before it. Only a write wakes the thread, since it would otherwise disturb measurements
+//! on the machine.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -19,8 +20,8 @@ use nix::unistd::pipe;
 
 /// The kernel's file of all I/O ports, at the number of a port.
 const PORTS: &str = "/dev/port";
-/// The first port. What is written to it, or to any of the ports up to the next file, is appended
-/// to the first file. The emulator says why the ports are these.
+/// The first port. The emulator appends what is written to it, or to any of the ports up to the
+/// next file's, to the first file. The emulator's source says why it uses these ports.
 const FIRST: u64 = 0x7000;
 const PORTS_PER_FILE: u64 = 0x1000;
 
@@ -59,7 +60,7 @@ impl Relay {
     }
 }
 
-/// Writes to the end of all pipes what comes from them.
+/// Writes the content of the pipes to the ports, until all pipes have ended.
 fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
     let mut open: Vec<(usize, File)> = readers.into_iter().enumerate().rev().collect();
     let mut buffer = [0; PORTS_PER_FILE as usize];
@@ -67,7 +68,7 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
         wait(&open)?;
         let mut wrote = false;
         let mut at = 0;
-        // The first of the names is the last to be looked at.
+        // The pipe of the first name comes last.
         while at < open.len() && !wrote {
             let (n, reader) = &mut open[at];
             match reader.read(&mut buffer) {
@@ -86,7 +87,7 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until one of the pipes has something, or has nobody left who writes to it.
+/// Waits until one of the pipes has content, or has no writer any more.
 fn wait(open: &[(usize, File)]) -> Result<()> {
     let mut pipes: Vec<PollFd<'_>> =
         open.iter().map(|pipe| PollFd::new(pipe.1.as_fd(), PollFlags::POLLIN)).collect();
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
     use crate::ports::NAMES;
 
-    /// What the emulator does with ports.
+    /// The emulator's source, which defines the ports.
     const EMULATOR: &str = include_str!("../../bochs/src/iodev/testbed.h");
 
     /// Returns a number that the emulator defines.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Does what the first process does to the system: mounting, loading modules, switching off.
+//! The first process's work on the system: it mounts file systems, loads modules and switches the
+//! machine off.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -42,7 +43,7 @@ pub fn mount_all() -> Result<()> {
     nix::unistd::sethostname("testbed").context("host name")
 }
 
-/// Switches on the machine's network with itself, through which a debugger talks to what it debugs.
+/// Switches on the loopback network, through which a debugger talks to the program that it debugs.
 pub fn connect_to_itself() -> Result<()> {
     const FLAGS: &str = "/sys/class/net/lo/flags";
     let flags = fs::read_to_string(FLAGS).context(FLAGS)?;

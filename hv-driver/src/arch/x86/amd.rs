@@ -24,7 +24,7 @@ const K7: Registers = Registers {
     readable: [None; 2],
     branches: None,
 };
-/// Returns the slots of a configuration that count VMRUN on a CPU that counts it in its guest:
+/// Returns the slots of a configuration that count VMRUN on a CPU that counts VMRUN in the guest:
 /// those of retired instructions and of retired branches, unless they have a threshold.
 pub(crate) fn entry_slots(config: &Config) -> u32 {
     slots_of(config.slots())
@@ -59,7 +59,7 @@ const EXTENDED_PERFCTR_LLC: u32 = 1 << 28;
 /// NB_PERF_CTL0, whose counter is the register after it.
 const NB: Readable =
     Readable { stops: Bank { first: 0xc001_0240, stride: 2 }, number: 4, is_shared: true };
-/// The number of them that RDPMC reads at most.
+/// The most of these counters that RDPMC reads.
 const NB_COUNTERS_MAX: u32 = 16;
 /// ChL3PmcCfg0, whose counter is the register after it.
 const LLC: Readable =
@@ -104,7 +104,7 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
 }
 
 /// Returns how many counters of the northbridge or data fabric RDPMC reads, on a CPU that has some.
-/// Version 2 says their number; there have been four before, and where it says none.
+/// Version 2 reports their number; earlier CPUs, and those that report 0, have four.
 fn northbridge_counters(cpuid: &Identity) -> u32 {
     let [eax, ebx] = cpuid.perfmon_amd;
     match (ebx >> 10) & 0x3f {

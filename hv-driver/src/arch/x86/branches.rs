@@ -19,8 +19,8 @@ const SELECT_NOT_FAR: u64 = 1 << 8;
 /// The source of a branch: it was mispredicted.  This is in place of the address's highest bit.
 const FROM_MISPREDICTED: u64 = 1 << 63;
 
-/// What a 64-bit PV guest cannot map, since Xen itself is there (`HYPERVISOR_VIRT_START` and
-/// `HYPERVISOR_VIRT_END` of Xen's public headers).
+/// The addresses that a 64-bit PV guest cannot map, since Xen uses them itself
+/// (`HYPERVISOR_VIRT_START` and `HYPERVISOR_VIRT_END` of Xen's public headers).
 const HYPERVISOR: core::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
 /// The first address of the upper half, in which the kernel is.
 const KERNEL_HALF: u64 = 1 << 63;
@@ -87,7 +87,7 @@ impl Filter {
     }
 }
 
-/// What a pair of registers has held.
+/// The contents of a pair of registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BranchRecord {
     from: u64,
@@ -97,7 +97,7 @@ pub(crate) struct BranchRecord {
 impl BranchRecord {
     pub(crate) const NONE: Self = Self { from: 0, to: 0 };
 
-    /// Returns the branch that it stands for.
+    /// Returns the branch that the pair has recorded.
     pub(crate) fn branch(self) -> HvBranch {
         let flags = if self.from & FROM_MISPREDICTED != 0 { BRANCH_MISPREDICTED } else { 0 };
         HvBranch { from: address(self.from), to: self.to, flags }
@@ -105,7 +105,7 @@ impl BranchRecord {
 }
 
 impl BranchRegisters {
-    /// Nehalem's.
+    /// The registers of Nehalem.
     pub(super) const NEHALEM: Self = Self {
         control: 0x1d9,
         select: 0x1c8,
@@ -114,8 +114,8 @@ impl BranchRegisters {
         to: Bank { first: 0x6c0, stride: 1 },
     };
 
-    /// Tries all of them on the CPU that executes this.  Nothing is recorded afterwards.  Returns
-    /// what the control register holds then.
+    /// Tries all of these registers on the CPU that executes this. Nothing is recorded afterwards.
+    /// Returns what the control register holds then.
     ///
     /// # Errors
     ///
@@ -142,9 +142,9 @@ impl BranchRegisters {
         Ok(off)
     }
 
-    /// Forgets all records, and selects which are to be made.
+    /// Discards all records, and selects which branches to record.
     ///
-    /// A record without a source is none.  So it is enough to clear the sources.
+    /// A pair without a source is not a record. So it is enough to clear the sources.
     pub(crate) fn begin(&self, pmu: &impl Pmu, filter: Filter) {
         for n in 0..PAIRS {
             pmu.write_register(self.from.of(n), 0);
@@ -152,16 +152,16 @@ impl BranchRegisters {
         pmu.write_register(self.select, filter.select());
     }
 
-    /// Records from now on, or no more.  `off` is what [`probe`](Self::probe) has returned.
+    /// Starts or stops the recording. `off` is what [`probe`](Self::probe) has returned.
     pub(crate) fn enable(&self, pmu: &impl Pmu, off: u64, on: bool) {
         pmu.write_register(self.control, off | if on { DEBUGCTL_LBR } else { 0 });
     }
 
-    /// Reads the records of which the guest may know, the latest first.  Returns their number.
+    /// Reads the records that the guest may see, the latest first. Returns their number.
     ///
-    /// The hardware leaves out what ends in ring 0, and far branches.  Addresses are looked at all
-    /// the same: those of a guest's kernel must not be shown if user mode alone was asked for, and
-    /// those of the hypervisor never.
+    /// The hardware leaves out branches that end in ring 0, and far branches. The driver checks the
+    /// addresses as well: it must not show those of a guest's kernel if the guest asked for user
+    /// mode alone, and it must never show those of the hypervisor.
     pub(crate) fn read(
         &self,
         pmu: &impl Pmu,

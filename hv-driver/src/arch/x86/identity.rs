@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What an x86 CPU says of itself, as far as it concerns the PMU.
+//! What an x86 CPU reports about itself, as far as it concerns the PMU.
 
 /// What a CPU says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A CPU that has nothing of all this.
+    /// The identity of a CPU that has none of these.
     pub const NONE: Self = Self {
         vendor: [0; 3],
         signature: 0,

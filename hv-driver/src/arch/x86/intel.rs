@@ -34,9 +34,9 @@ const PERF_CAPABILITIES_METRICS: u64 = 1 << 15;
 const METRICS: Readable =
     Readable { stops: Bank { first: 0x329, stride: 1 }, number: 1, is_shared: false };
 
-/// IA32_PERF_CAPABILITIES: the format of branch records.
+/// IA32_PERF_CAPABILITIES: the bits of the format of branch records.
 const PERF_CAPABILITIES_BRANCHES: u64 = 0x3f;
-/// The source is an address, with a flag in its highest bit.
+/// The format in which a source is an address with a flag in its highest bit.
 const BRANCHES_WITH_FLAGS: u64 = 3;
 
 /// IA32_PEBS_ENABLE.
@@ -96,7 +96,8 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     Ok((caps, registers))
 }
 
-/// Returns how many counters from the first on are all in the mask.  A mask of 0 leaves none out.
+/// Returns how many counters from the first one on are in the mask without a gap. A mask of 0
+/// leaves none out.
 const fn first_of(mask: u32) -> u32 {
     if mask == 0 { u32::MAX } else { mask.trailing_ones() }
 }
@@ -198,7 +199,8 @@ mod tests {
             (6, 0xf, [0xf7, 0xf], Ok((3, 4))),
             (6, 0xf, [0xff, 0xb], Ok((8, 2))),
             (6, 0x7, [0x3f, 0x1], Ok((6, 1))),
-            // There may be more than the number says, whose registers may be elsewhere.
+            // The mask may have more counters than the number, and their registers may have other
+            // addresses.
             (6, 0x77, [0x3ff, 0x77], Ok((8, 3))),
             (6, 0xf, [0xfe, 0xf], Err(())),
         ] {

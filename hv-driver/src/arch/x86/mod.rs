@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which PMU this x86 CPU has: what it can do, and where its registers are.
+//! Determines which PMU an x86 CPU has: its capabilities, and its registers.
 //!
 //! There is one file for each vendor; no other code depends on the vendor.
 
@@ -20,8 +20,8 @@ use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
 /// Returns whether the local APICs of such CPUs mask their entry for the PMU when they deliver its
 /// interrupt.
 ///
-/// Intel's do (SDM volume 3, "Local Vector Table").  A masked entry then says that the PMU has
-/// interrupted, and no counter interrupts again until the entry is unmasked.  AMD's do not.
+/// Intel's mask it (SDM volume 3, "Local Vector Table"). A masked entry then shows that the PMU has
+/// interrupted, and no counter interrupts again until the entry is unmasked. AMD's do not mask it.
 pub(crate) fn masks_entry_of_pmu(caps: &PmuCaps) -> bool {
     caps.vendor == VENDOR_INTEL
 }
@@ -39,9 +39,9 @@ pub enum Refusal {
     Width(u32),
     /// The AMD family has no counters that this driver knows.
     Family(u32),
-    /// Leaf 1 of CPUID gives another model than on the boot CPU.
+    /// Leaf 1 of CPUID reports another model than on the boot CPU.
     Model(u32),
-    /// CPUID gives other counters than on the boot CPU.
+    /// CPUID reports other counters than on the boot CPU.
     Counters(u32),
     /// A register does not exist, or does not keep what is written to it.
     Register(u32),
@@ -99,13 +99,13 @@ pub struct Global {
     pub acknowledge: u32,
 }
 
-/// Counters that the driver does not use, and that guests with RDPMC can read all the same.
+/// Counters that the driver does not use, but that guests can read by RDPMC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readable {
     /// The selector or the counter of each, which a write of 0 stops or clears.
     stops: Bank,
     number: u32,
-    /// They count events of several cores, and other software of the host may use them.
+    /// Whether they count events of several cores, so that other software of the host may use them.
     pub is_shared: bool,
 }
 
@@ -123,7 +123,7 @@ pub struct Registers {
     counters: Bank,
     /// The fixed counters' registers, if there are such counters.
     pub fixed: Option<Fixed>,
-    /// The registers of all counters together, if there are such registers.
+    /// The registers of all counters together, if the PMU has them.
     pub global: Option<Global>,
     /// The register that lets counters write records to memory; the driver clears it.
     pub record_enable: Option<u32>,

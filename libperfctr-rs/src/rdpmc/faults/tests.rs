@@ -47,7 +47,7 @@ fn child(previous: libc::sigaction, survives: bool, body: fn() -> bool) -> Ended
         };
         let set = exchange(Some(&previous)).is_ok();
         let fine = limited && set && (!survives || survive_faults().is_ok()) && body();
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: the call ends the child, and executes none of the parent's exit handlers.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
@@ -149,7 +149,7 @@ fn without_it_rdpmc_ends_the_process() {
 #[test]
 fn rdpmc_gives_0_and_goes_on() {
     let body = || {
-        // SAFETY: the calling thread's `errno`.
+        // SAFETY: the pointer leads to the calling thread's `errno`, which always exists.
         let errno = unsafe { &mut *libc::__errno_location() };
         *errno = 42;
         rdpmc_is_0() && rdpmc_is_0() && survived() == 2 && *errno == 42

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The events that a guest may count.
 //!
-//! An event that counts what other cores do tells one tenant about another, and some events disturb
-//! a sibling's counters.  The manuals do not say of every model which events these are.  So this
-//! file lists the events that are allowed.  The host may allow the others ([`CAPS_ALL_EVENTS`]),
-//! except those that are known to do harm.
+//! An event that counts other cores tells one tenant about another, and some events disturb a
+//! sibling's counters. The manuals do not say of every model which events these are. So this file
+//! lists the events that are allowed. The host may allow the others ([`CAPS_ALL_EVENTS`]), except
+//! those that are known to do harm.
 
 use crate::caps::{
     CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
@@ -13,12 +13,13 @@ use crate::events::Generic;
 use crate::slot::PhysSlot;
 
 /// Intel's architectural events: unit mask and event number (SDM volume 3, table 20-1), and
-/// conditional branches, BR_INST_RETIRED.CONDITIONAL.  All are of the logical processor.
+/// conditional branches, BR_INST_RETIRED.CONDITIONAL. All of them count only the logical processor.
 const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0x00_c5, 0x01_c4];
 
 /// AMD's events of the core's own pipeline that mean the same in every family since 10h, with no
-/// unit mask: cycles, instructions, branches and those mispredicted, taken, taken and mispredicted
-/// (Processor Programming References, "core performance monitor counters").
+/// unit mask: cycles, instructions, branches, mispredicted branches, taken branches, and taken
+/// branches that were mispredicted (Processor Programming References, "core performance monitor
+/// counters").
 pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
 /// AMD's conditional branches since family 17h, the event that rr counts there.  Families before
@@ -26,8 +27,8 @@ pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 const AMD_CONDITIONALS: u64 = 0xd1;
 
 /// AMD's locked instructions of family 17h that their own core has executed speculatively
-/// (LsLocks.SpecLockMapCommit).  The conditional branches count too many where it does so, and rr
-/// looks here whether it does.  Families before that do not define the event.
+/// (LsLocks.SpecLockMapCommit). Where the core executes such instructions, the conditional branches
+/// count too many; rr finds this out by this event. Families before that do not define the event.
 const AMD_SPECULATIVE_LOCKS: u64 = 0x08_25;
 
 /// Numbers of the fixed counters that count only their own logical processor (SDM volume 3, table
