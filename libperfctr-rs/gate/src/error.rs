@@ -46,9 +46,9 @@ pub enum Error {
          are started with `--security-opt seccomp=unconfined` or the like"
     )]
     Addresses(#[source] io::Error),
-    /// The program cannot start itself anew.
-    #[error("cannot start this program again")]
-    Again(#[source] io::Error),
+    /// The process that runs the benchmarks cannot be started, or has not ended well.
+    #[error("the benchmarks have failed in a process of their own")]
+    Process(#[source] io::Error),
     /// The counters cannot be read.
     #[error(transparent)]
     Counters(#[from] perfctr::Error),

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Runs benchmarks, and compares what each counts with the baseline.
+//!
+//! A process of its own runs the benchmarks, and does nothing else: what an allocation executes
+//! depends on the allocations before it, and so on the options and the baseline that a process has
+//! read.
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::hint::black_box;
-use std::os::unix::process::CommandExt;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -23,8 +29,11 @@ use crate::verdict::{Compared, Verdict};
 const RUNS: usize = 5;
 /// Number of runs of a benchmark, with those that something has disturbed.
 const ATTEMPTS: u32 = 1_000;
-/// The variable by which this program knows that its surroundings are fixed.
-const MARK: &str = "PERFCTR_GATE";
+/// The variable by which the process that runs the benchmarks knows that it is this one. Its value
+/// is the text that their names contain.
+const FILTER: &str = "PERFCTR_GATE";
+/// Where that process writes the counts.  It is a pipe, since benchmarks may print.
+const COUNTS: &str = "/proc/self/fd/0";
 /// The exit status if a benchmark executes more than before.
 const WORSE: u8 = 1;
 /// The exit status if something could not be counted or compared.
@@ -73,50 +82,25 @@ impl Counter for Session {
     }
 }
 
+/// The name of each benchmark, and its counts or why there are none.
+type Measured = Vec<(String, Result<Range, String>)>;
+
 /// Counts what benchmarks execute.
 pub struct Gate {
-    options: Options,
+    /// Benchmarks are left out whose name does not contain this.
+    filter: String,
     /// What counts, or `None` if each benchmark is only called.
     counter: Option<Box<dyn Counter>>,
-    /// The name of what is counted.
-    event: String,
-    baseline: Baseline,
-    measured: BTreeMap<String, Benchmark>,
-    worse: bool,
-    failed: bool,
+    measured: Measured,
 }
 
 impl Gate {
-    fn new(options: Options) -> Result<Self, Error> {
-        let event = Event::INSTRUCTIONS.user();
-        let (mut counter, mut baseline): (Option<Box<dyn Counter>>, _) =
-            (None, Baseline::default());
-        if options.bench {
-            baseline = Baseline::read(&options.baseline)?;
-            let mut session = Session::open()?;
-            session.start(&[event])?;
-            counter = Some(Box::new(session));
-        }
-        Ok(Self::with_counter(options, counter, event.to_string(), baseline))
-    }
-
-    fn with_counter(
-        options: Options,
-        counter: Option<Box<dyn Counter>>,
-        event: String,
-        baseline: Baseline,
-    ) -> Self {
-        let measured = BTreeMap::new();
-        Self { options, counter, event, baseline, measured, worse: false, failed: false }
-    }
-
-    /// Counts the instructions that a call of `body` executes in user mode, and compares them with
-    /// the baseline's.
+    /// Counts the instructions that a call of `body` executes in user mode.
     ///
     /// `body` is called several times, and has to do the same each time.  What it returns is
     /// dropped after the counters are read.
     pub fn count<R>(&mut self, name: &str, mut body: impl FnMut() -> R) {
-        if !name.contains(&self.options.filter) {
+        if !name.contains(&self.filter) {
             return;
         }
         let Some(counter) = &self.counter else {
@@ -124,17 +108,41 @@ impl Gate {
             println!("called {}", harmless(name));
             return;
         };
-        let result = counts(&**counter, &mut body).and_then(|range| self.compare(name, range));
-        if let Err(error) = result {
-            println!("FAILED {}: {error}", harmless(name));
-            self.failed = true;
+        let counted = counts(&**counter, &mut body).map_err(|error| chain(&error));
+        self.measured.push((name.to_owned(), counted));
+    }
+}
+
+/// What benchmarks have counted, beside the baseline.
+struct Comparison {
+    options: Options,
+    event: String,
+    baseline: Baseline,
+    measured: BTreeMap<String, Benchmark>,
+    worse: bool,
+    failed: bool,
+}
+
+impl Comparison {
+    fn new(options: Options) -> Result<Self, Error> {
+        let baseline = Baseline::read(&options.baseline)?;
+        let (event, measured) = (Event::INSTRUCTIONS.user().to_string(), BTreeMap::new());
+        Ok(Self { options, event, baseline, measured, worse: false, failed: false })
+    }
+
+    /// Compares what a benchmark has counted with the baseline's counts.
+    fn add(&mut self, name: &str, counted: Result<Range, String>) {
+        let same_name = self.measured.contains_key(name).then(|| Error::SameName.to_string());
+        match same_name.map_or(counted, Err) {
+            Ok(range) => self.compare(name, range),
+            Err(error) => {
+                println!("FAILED {}: {error}", harmless(name));
+                self.failed = true;
+            }
         }
     }
 
-    fn compare(&mut self, name: &str, range: Range) -> Result<(), Error> {
-        if self.measured.contains_key(name) {
-            return Err(Error::SameName);
-        }
+    fn compare(&mut self, name: &str, range: Range) {
         let now = Benchmark::here([(self.event.clone(), range)].into());
         let before = self.baseline.benchmarks.get(name);
         for one in Compared::all(before, &now, self.options.threshold) {
@@ -145,7 +153,6 @@ impl Gate {
             eprintln!("{warning}");
         }
         self.measured.insert(name.to_owned(), now);
-        Ok(())
     }
 
     /// Writes the baseline if that is asked for.  Returns the program's status.
@@ -182,36 +189,81 @@ fn counts<R>(counter: &dyn Counter, body: &mut impl FnMut() -> R) -> Result<Rang
 /// Runs these benchmarks as the program's options say, and returns its status.
 /// [`main!`](crate::main) calls it.
 pub fn run(benchmarks: &[fn(&mut Gate)]) -> ExitCode {
-    match try_to_run(Options::parse(), benchmarks) {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => {
+    let status = match env::var_os(FILTER) {
+        Some(filter) => run_and_print(&filter, benchmarks).map(|()| 0),
+        None => compare(Options::parse(), benchmarks),
+    };
+    status.map_or_else(
+        |error| {
             eprintln!("nothing is compared: {}", chain(&error));
             ExitCode::from(FAILURE)
-        }
-    }
+        },
+        ExitCode::from,
+    )
 }
 
-fn try_to_run(options: Options, benchmarks: &[fn(&mut Gate)]) -> Result<u8, Error> {
-    if options.bench && env::var_os(MARK).is_none() {
-        return Err(start_again(&options.passed));
-    }
-    let mut gate = Gate::new(options)?;
+/// Runs the benchmarks in a process that does nothing else, and prints their counts.
+fn run_and_print(filter: &OsStr, benchmarks: &[fn(&mut Gate)]) -> Result<(), Error> {
+    let mut session = Session::open()?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    let filter = filter.to_string_lossy().into_owned();
+    let measured = measure(filter, Some(Box::new(session)), benchmarks);
+    let file = File::options().write(true).open(COUNTS).map_err(Error::Process)?;
+    serde_json::to_writer(file, &measured).map_err(|error| Error::Process(error.into()))
+}
+
+fn measure(
+    filter: String,
+    counter: Option<Box<dyn Counter>>,
+    benchmarks: &[fn(&mut Gate)],
+) -> Measured {
+    let mut gate = Gate { filter, counter, measured: Vec::new() };
     for benchmark in benchmarks {
         benchmark(&mut gate);
     }
-    gate.finish()
+    gate.measured
+}
+/// Compares what the benchmarks count with the baseline.  Returns the program's status.
+fn compare(options: Options, benchmarks: &[fn(&mut Gate)]) -> Result<u8, Error> {
+    if !options.bench {
+        measure(options.filter, None, benchmarks);
+        return Ok(0);
+    }
+    let mut comparison = Comparison::new(options)?;
+    let Some(measured) = measure_in_a_process_of_its_own(&comparison.options)? else {
+        return Ok(FAILURE);
+    };
+    for (name, counted) in measured {
+        comparison.add(&name, counted);
+    }
+    comparison.finish()
 }
 
-/// Starts this program again where it finds the same each time.  Returns only if it cannot.
-fn start_again(passed: &[Variable]) -> Error {
-    let fixed = match surroundings::fix(passed) {
-        Ok(fixed) => fixed,
-        Err(error) => return error,
-    };
+/// Starts this program where it finds the same each time, and returns what it has measured.
+/// Returns `None` if it has failed and said why.
+fn measure_in_a_process_of_its_own(options: &Options) -> Result<Option<Measured>, Error> {
+    let fixed = surroundings::fix(&options.passed)?;
     let variables = fixed.variables().iter().map(|(name, value)| (name, value));
-    let mut again = Command::new("/proc/self/exe");
-    again.args(env::args_os().skip(1)).env_clear().envs(variables).env(MARK, "1");
-    Error::Again(again.exec())
+    let run = || -> io::Result<Option<Measured>> {
+        let (mut counts, end) = io::pipe()?;
+        let mut process = Command::new("/proc/self/exe")
+            .env_clear()
+            .envs(variables)
+            .env(FILTER, &options.filter)
+            .stdin(end)
+            .spawn()?;
+        let mut text = Vec::new();
+        counts.read_to_end(&mut text)?;
+        let status = process.wait()?;
+        if status.code() == Some(FAILURE.into()) {
+            return Ok(None);
+        }
+        if !status.success() {
+            return Err(io::Error::other(status.to_string()));
+        }
+        Ok(Some(serde_json::from_slice(&text)?))
+    };
+    run().map_err(Error::Process)
 }
 
 /// Returns an error with its causes.
@@ -227,9 +279,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::{Cell, RefCell};
+    use std::cell::Cell;
     use std::fs;
-    use std::path::Path;
     use std::rc::Rc;
 
     use super::*;
@@ -247,10 +298,12 @@ mod tests {
             self.executed.set(self.executed.get() + instructions);
         }
 
-        fn gate(&self, words: &[&str]) -> Gate {
-            let options = options(words);
-            let baseline = Baseline::read(&options.baseline).unwrap();
-            Gate::with_counter(options, Some(Box::new(self.clone())), "branches:u".into(), baseline)
+        /// Returns what a benchmark of this name and body has counted.
+        fn counted<R>(&self, name: &str, body: impl FnMut() -> R) -> Measured {
+            let (filter, counter) = (String::new(), Some(Box::new(self.clone()) as Box<_>));
+            let mut gate = Gate { filter, counter, measured: Vec::new() };
+            gate.count(name, body);
+            gate.measured
         }
     }
 
@@ -271,9 +324,9 @@ mod tests {
     }
 
     /// A baseline that is removed in the end.
-    struct File(PathBuf);
+    struct Baselines(PathBuf);
 
-    impl File {
+    impl Baselines {
         fn new(name: &str) -> Self {
             let name = format!("perfctr-gate-{name}-{}.json", std::process::id());
             Self(env::temp_dir().join(name))
@@ -286,29 +339,37 @@ mod tests {
         /// Returns the least count that the file has of a benchmark.
         fn least(&self, name: &str) -> Option<u64> {
             let baseline = Baseline::read(&self.0).unwrap();
-            Some(baseline.benchmarks.get(name)?.events["branches:u"].min)
+            Some(baseline.benchmarks.get(name)?.events["instructions:u"].min)
         }
     }
 
-    impl Drop for File {
+    impl Drop for Baselines {
         fn drop(&mut self) {
             fs::remove_file(&self.0).ok();
         }
     }
 
+    /// Compares these counts.  Returns the program's status.
+    fn status_of(file: &Baselines, words: &[&str], measured: Measured) -> u8 {
+        let options = options(&[&[&*file.option()], words].concat());
+        let mut comparison = Comparison::new(options).unwrap();
+        for (name, counted) in measured {
+            comparison.add(&name, counted);
+        }
+        comparison.finish().unwrap()
+    }
+
     /// Runs a benchmark whose calls execute so many instructions.  Returns the program's status.
-    fn status(file: &File, words: &[&str], calls: [u64; RUNS]) -> u8 {
-        let fake = Fake::default();
-        let mut gate = fake.gate(&[&[&*file.option()], words].concat());
-        let mut calls = calls.into_iter();
-        gate.count("sort", || fake.work(calls.next().unwrap()));
+    fn status(file: &Baselines, words: &[&str], calls: [u64; RUNS]) -> u8 {
+        let (fake, mut calls) = (Fake::default(), calls.into_iter());
+        let measured = fake.counted("sort", || fake.work(calls.next().unwrap()));
         assert_eq!(calls.next(), None, "each call is counted once");
-        gate.finish().unwrap()
+        status_of(file, words, measured)
     }
 
     #[test]
     fn one_instruction_more_in_each_call_fails() {
-        let file = File::new("one-more");
+        let file = Baselines::new("one-more");
         assert_eq!(status(&file, &[], [70; RUNS]), 0, "it is new");
         assert!(!file.0.exists(), "only --update writes");
         assert_eq!(status(&file, &["--update"], [99, 70, 71, 72, 73]), 0);
@@ -327,14 +388,14 @@ mod tests {
 
     #[test]
     fn disturbed_calls_are_repeated_until_there_are_too_many() {
-        let file = File::new("disturbed");
+        let file = Baselines::new("disturbed");
         for (disturbed, expected) in [(ATTEMPTS - RUNS as u32, 0), (ATTEMPTS, FAILURE)] {
             let (fake, calls) = (Fake::default(), Cell::new(0));
             fake.disturbed.set(disturbed);
-            let mut gate = fake.gate(&[&*file.option()]);
-            gate.count("sort", || calls.set(calls.get() + 1));
+            let measured = fake.counted("sort", || calls.set(calls.get() + 1));
             assert_eq!(calls.get(), ATTEMPTS);
-            assert_eq!(gate.finish().unwrap(), expected, "{disturbed} of {ATTEMPTS}");
+            let found = status_of(&file, &[], measured);
+            assert_eq!(found, expected, "{disturbed} of {ATTEMPTS}");
         }
     }
 
@@ -346,61 +407,56 @@ mod tests {
                 self.0.work(1_000);
             }
         }
-        let (file, fake) = (File::new("dropped"), Fake::default());
-        let mut gate = fake.gate(&[&*file.option(), "--update"]);
-        gate.count("sort", || {
+        let fake = Fake::default();
+        let measured = fake.counted("sort", || {
             fake.work(7);
             Dropped(fake.clone())
         });
-        assert_eq!(gate.finish().unwrap(), 0);
-        assert_eq!(file.least("sort"), Some(7));
+        assert_eq!(measured, [("sort".to_owned(), Ok(Range { min: 7, max: 7 }))]);
+    }
+
+    fn three(gate: &mut Gate) {
+        for name in ["sort", "sort backwards", "find"] {
+            gate.count(name, || {});
+        }
     }
 
     #[test]
-    fn only_benchmarks_of_a_name_are_called_and_counted() {
-        let (file, called) = (File::new("name"), RefCell::new(Vec::new()));
-        for (words, expected) in [
-            (&["--bench"][..], &["sort", "sort backwards", "find"][..]),
-            (&["--bench", "sort"], &["sort", "sort backwards"]),
-            (&["--bench", "nothing"], &[]),
+    fn only_benchmarks_of_a_name_are_counted() {
+        for (filter, expected) in [
+            ("", &["sort", "sort backwards", "find"][..]),
+            ("sort", &["sort", "sort backwards"]),
+            ("nothing", &[]),
         ] {
-            let mut gate = Fake::default().gate(&[&[&*file.option()], words].concat());
-            for name in ["sort", "sort backwards", "find"] {
-                gate.count(name, || called.borrow_mut().push(name));
-            }
-            let mut found = called.take();
-            found.dedup();
-            assert_eq!(found, expected);
-            assert_eq!(gate.finish().unwrap(), 0);
+            let measured = measure(filter.to_owned(), Some(Box::new(Fake::default())), &[three]);
+            let names: Vec<&str> = measured.iter().map(|(name, _)| &**name).collect();
+            assert_eq!(names, expected);
         }
     }
 
     #[test]
     fn of_two_benchmarks_with_one_name_the_second_fails_and_nothing_is_written() {
-        let file = File::new("same-name");
-        let mut gate = Fake::default().gate(&[&*file.option(), "--update"]);
-        for _ in 0..2 {
-            gate.count("sort", || {});
-        }
-        assert_eq!(gate.finish().unwrap(), FAILURE);
+        let file = Baselines::new("same-name");
+        let of = |count| ("sort".to_owned(), Ok(Range { min: count, max: count }));
+        assert_eq!(status_of(&file, &["--update"], vec![of(7), of(8)]), FAILURE);
         assert!(!file.0.exists());
     }
 
     #[test]
     fn benchmarks_are_called_once_where_nothing_is_to_be_counted() {
-        let calls = Cell::new(0);
-        let file = File::new("tests");
+        thread_local! { static CALLS: Cell<u32> = const { Cell::new(0) }; }
+        let file = Baselines::new("tests");
         fs::write(&file.0, "no baseline").unwrap();
-        let mut gate = Gate::new(options(&[&*file.option()])).unwrap();
-        gate.count("sort", || calls.set(calls.get() + 1));
-        assert_eq!((calls.get(), gate.finish().unwrap()), (1, 0));
+        let called = |gate: &mut Gate| gate.count("sort", || CALLS.set(CALLS.get() + 1));
+        assert_eq!(compare(options(&[&*file.option()]), &[called]).unwrap(), 0);
+        assert_eq!(CALLS.get(), 1);
     }
 
     #[test]
     fn a_file_that_is_no_baseline_ends_the_program_and_stays() {
-        let file = File::new("no-baseline");
+        let file = Baselines::new("no-baseline");
         fs::write(&file.0, "no baseline").unwrap();
-        let error = Gate::new(options(&["--bench", "--update", &file.option()])).err().unwrap();
+        let error = compare(options(&["--bench", "--update", &file.option()]), &[]).unwrap_err();
         let text = chain(&error);
         let expected = format!("cannot read {}, which `--update` writes: ", file.0.display());
         assert!(text.starts_with(&expected) && text.contains("expected"), "{text}");
@@ -409,10 +465,9 @@ mod tests {
 
     #[test]
     fn a_baseline_that_cannot_be_written_is_named() {
-        let mut gate = Fake::default().gate(&["--update"]);
-        gate.options.baseline = Path::new("/proc/self/perfctr-baseline.json").to_owned();
-        gate.count("sort", || {});
-        let text = chain(&gate.finish().unwrap_err());
+        let baseline = "/proc/self/perfctr-baseline.json";
+        let comparison = Comparison::new(options(&["--update", "--baseline", baseline])).unwrap();
+        let text = chain(&comparison.finish().unwrap_err());
         assert!(text.starts_with("cannot write /proc/self/perfctr-baseline.json: "), "{text}");
     }
 }

@@ -387,7 +387,7 @@ fn gated() -> Result<()> {
         let lines: Vec<&str> = printed.lines().collect();
         let starts =
             lines.len() == 2 && lines.iter().zip(words).all(|(l, word)| l.starts_with(word));
-        ensure!(out.status.code() == Some(status) && starts, "{}: {printed}", out.status);
+        ensure!(out.status.code() == Some(status) && starts, "{}: {printed:?}", out.status);
         let count = |line: &str| -> Option<u64> {
             line.split_once(": ")?.1.split(' ').next()?.replace(',', "").parse().ok()
         };
