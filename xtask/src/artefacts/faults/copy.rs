@@ -21,7 +21,7 @@ use crate::tools::{cache, toolchain};
 /// The variable that names the fault in force.
 pub const VARIABLE: &str = "PERFCTR_FAULT";
 
-/// The crate that all others use, in which the switch is.
+/// The files of the crate in which the switch is.
 const SWITCH: [&str; 2] = ["shared-abi/src/lib.rs", "shared-abi/src/faults.rs"];
 
 /// The text that the copy adds to that crate.
@@ -64,6 +64,9 @@ pub fn copy() -> Result<Copy> {
     if let Some((_, text)) = files.iter_mut().find(|(name, _)| name == SWITCH[0]) {
         text.extend(MODULE.as_bytes());
     }
+    for (_, text) in files.iter_mut().filter(|(name, _)| name.ends_with("/Cargo.toml")) {
+        *text = with_switch(std::str::from_utf8(text)?).into_bytes();
+    }
     files.push((SWITCH[1].to_owned(), switch(&faults).into_bytes()));
     Copy::write("switched", &files)
 }
@@ -83,6 +86,14 @@ impl Copy {
         write(&root, files)?;
         Ok(Self { root, target })
     }
+}
+
+/// Returns the manifest of a crate that depends on the one in which the switch is.
+fn with_switch(manifest: &str) -> String {
+    if manifest.contains("shared-abi") {
+        return manifest.to_owned();
+    }
+    manifest.replace("\n[dependencies]\n", "\n[dependencies]\nshared-abi = { workspace = true }\n")
 }
 
 /// The parts that change, by their files' names.
@@ -221,3 +232,21 @@ std::thread_local! {
 
 static NAMED: std::sync::OnceLock<Option<Fault>> = std::sync::OnceLock::new();
 "#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_crate_of_a_copy_can_ask_which_fault_is_in_force() {
+        let without = "[package]\nname = \"one\"\n\n[dependencies]\nlibc = \"0.2\"\n";
+        let with = with_switch(without);
+        let dependency = "[dependencies]\nshared-abi = { workspace = true }\nlibc = \"0.2\"\n";
+        assert!(with.ends_with(dependency), "{with}");
+        assert_eq!(with_switch(&with), with, "it has it already");
+        let own = "[package]\nname = \"shared-abi\"\n\n[dependencies]\n";
+        assert_eq!(with_switch(own), own);
+        let workspace = "[workspace.dependencies]\nlibc = \"0.2\"\n";
+        assert_eq!(with_switch(workspace), workspace);
+    }
+}
