@@ -73,7 +73,7 @@ struct LatestNames {
 impl LatestNames {
     /// Returns the names of the domains that have accounts.  They are found anew if others are
     /// there than before.
-    fn of(&mut self, accounts: &[HostAccount], find: impl FnOnce() -> Names) -> &Names {
+    fn refreshed(&mut self, accounts: &[HostAccount], find: impl FnOnce() -> Names) -> &Names {
         let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();
         if domains != self.domains {
             self.names = find();
@@ -100,7 +100,7 @@ impl Accounts {
     /// [`Error::NotAccounted`]: the accounting has ended.
     pub fn rows(&mut self) -> Result<Vec<Row>, Error> {
         let accounts = self.read()?;
-        let names = self.names.of(&accounts, self.find_names);
+        let names = self.names.refreshed(&accounts, self.find_names);
         Ok(accounts.iter().map(|account| Row::new(account, names)).collect())
     }
 
@@ -227,11 +227,11 @@ domain  vCPU               executed      by the hypervisor                    su
         let name = |domain: u32, name: &str| Names::from([(domain, name.to_owned())]);
         let mut named = LatestNames::default();
         let before = [account(5, 0, true), account(5, 1, true)];
-        assert_eq!(named.of(&before, || name(5, "web")), &name(5, "web"));
-        let same = named.of(&before, || panic!("the same domains are there"));
+        assert_eq!(named.refreshed(&before, || name(5, "web")), &name(5, "web"));
+        let same = named.refreshed(&before, || panic!("the same domains are there"));
         assert_eq!(same, &name(5, "web"));
         let after = [account(6, 0, true)];
-        assert_eq!(named.of(&after, || name(6, "web")), &name(6, "web"), "it was rebooted");
+        assert_eq!(named.refreshed(&after, || name(6, "web")), &name(6, "web"), "it was rebooted");
     }
 
     #[test]

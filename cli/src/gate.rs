@@ -15,17 +15,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use perfctr::Event;
 use perfctr_gate::surroundings::Variable;
-use perfctr_gate::{Baseline, Benchmark, Compared, Range, Verdict, junit, markdown};
+use perfctr_gate::{Baseline, Benchmark, Compared, Range, Verdict, WORSE, junit, markdown};
 
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::program::repeatable;
-use crate::program::{Signals, Target};
+use crate::program::{Signals, Target, repeatable};
 use crate::stat::observe;
 use crate::text::{print, print_note};
-
-/// The exit status if the program has become worse.
-const WORSE: u8 = 1;
 
 /// The options of `perfctr gate`.
 #[derive(Debug, Args)]

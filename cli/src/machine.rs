@@ -136,13 +136,12 @@ impl Cpu {
         let features = cpu.get_feature_info();
         let of = |part: fn(&raw_cpuid::FeatureInfo) -> u8| features.as_ref().map_or(0, part);
         let vendor = cpu.get_vendor_info().map(|vendor| vendor.as_str().to_owned());
-        let brand = cpu.get_processor_brand_string();
         Self {
             vendor: vendor.unwrap_or_default(),
             family: of(raw_cpuid::FeatureInfo::family_id),
             model: of(raw_cpuid::FeatureInfo::model_id),
             stepping: of(raw_cpuid::FeatureInfo::stepping_id),
-            brand: brand.map(|brand| brand.as_str().trim().to_owned()),
+            brand: perfctr_gate::cpu_name(),
         }
     }
 }

@@ -7,11 +7,11 @@
 //!
 //! * `event` translates perf's request, and knows which counters can count it.
 //! * `branches` translates perf's words for the branches that the hypervisor records.
-//! * `held` has the events of one vCPU and their counts. It accesses no hardware.
+//! * `held` keeps the events of one vCPU and their counts. It accesses no hardware.
 //! * `stall` computes for how long an event has not counted although perf believes that it counts.
-//! * `sample` decides which place a sample has.
+//! * `sample` decides whose registers a sample reports.
 //! * `cpu` does the work of perf's PMU on a vCPU.
-//! * `local` has the order in which perf's callbacks do that work.
+//! * `local` decides in which order each of perf's callbacks does that work.
 //!
 //! Events are *live* while what they hold is loaded and each has a `Phys*` to subtract. They are
 //! folded whenever that ends: when perf disables its PMU, when something else is to be loaded, and

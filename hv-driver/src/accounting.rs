@@ -5,8 +5,8 @@
 //! Two general counters belong to the host from the boot on, so that starting and stopping changes
 //! nothing for guests. One counts only what guests execute, the other one only what the hypervisor
 //! executes. Whenever a vCPU stops executing on a physical CPU, what both have counted there since
-//! the last such moment is added to its [`Account`]. So the switch to a vCPU is in that vCPU's own
-//! account. While nobody wants accounts, both counters are stopped.
+//! the last such moment is added to its [`Account`]. So what the hypervisor executes to switch to a
+//! vCPU is in that vCPU's own account. While nobody wants accounts, both counters are stopped.
 
 use shared_abi::arch::EVNTSEL_RINGS;
 use shared_abi::caps::CAPS_GUEST_ONLY;

@@ -16,7 +16,7 @@ pub fn parser() -> impl TypedValueParser<Value = Variable> {
 /// Fixes the surroundings of the programs that this one starts from now on. It has to be called
 /// before this program has a second thread.
 pub fn fix(passed: &[Variable]) -> Result<Fixed> {
-    let fixed = surroundings::fix(passed)?;
+    let fixed = surroundings::make_repeatable(passed)?;
     // SAFETY: there is no other thread, which could read the environment meanwhile.
     unsafe {
         for (name, _) in env::vars_os() {

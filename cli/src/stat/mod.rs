@@ -28,8 +28,7 @@ use self::chosen::{Chosen, Name, NameParser};
 use self::output::{Intervals, Output};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::program::repeatable;
-use crate::program::{Signals, Target};
+use crate::program::{Signals, Target, repeatable};
 
 /// The options of `perfctr stat`.
 #[derive(Debug, Args)]

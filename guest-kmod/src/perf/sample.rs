@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides which place a sample has.
+//! Decides whose registers a sample reports, and so which place.
 
 use shared_abi::hypercall::{HvPlace, PLACE_NONE, PLACE_USER};
 

@@ -43,8 +43,7 @@ pub struct Benchmark {
 impl Benchmark {
     /// Makes a benchmark that was counted on this CPU.
     pub fn here(events: BTreeMap<String, Range>) -> Self {
-        let brand = CpuId::new().get_processor_brand_string();
-        Self { cpu: brand.map(|brand| brand.as_str().trim().to_owned()), events }
+        Self { cpu: cpu_name(), events }
     }
 
     /// Returns a warning if another CPU counted what is compared with this.
@@ -56,6 +55,12 @@ impl Benchmark {
             _ => None,
         }
     }
+}
+
+/// Returns this CPU's name, which is CPUID's brand string, if it has one.
+pub fn cpu_name() -> Option<String> {
+    let brand = CpuId::new().get_processor_brand_string()?;
+    Some(brand.as_str().trim().to_owned())
 }
 
 /// The least and the greatest count of several runs.

@@ -22,24 +22,25 @@ use crate::baseline::{Baseline, Benchmark, Range};
 use crate::error::Error;
 use crate::surroundings::{self, Variable};
 use crate::text::harmless;
-use crate::verdict::{Compared, Verdict};
+use crate::verdict::{Compared, Verdict, WORSE};
 
+/// What is counted.
+const EVENT: Event = Event::INSTRUCTIONS.user();
 /// Number of runs of a benchmark whose counts are taken.  The first one also executes what a
 /// program does only once.
 const RUNS: usize = 5;
 /// Number of runs of a benchmark, with those that something has disturbed.
 const ATTEMPTS: u32 = 1_000;
-/// The variable by which the process that runs the benchmarks knows that it is this one. Its value
-/// is the text that their names contain.
-const FILTER: &str = "PERFCTR_GATE";
-/// Where that process writes the counts.  It is a pipe, since benchmarks may print.
+/// The variable that is set only for the process that runs the benchmarks.  Its value is the text
+/// that a benchmark's name has to contain.
+const FILTER: &str = "PERFCTR_GATE_FILTER";
+/// The file to which that process writes the counts.  It is a pipe in place of the standard input,
+/// since benchmarks may print to the standard output.
 const COUNTS: &str = "/proc/self/fd/0";
-/// The exit status if a benchmark executes more than before.
-const WORSE: u8 = 1;
 /// The exit status if something could not be counted or compared.
 const FAILURE: u8 = 125;
 
-/// Counts the instructions of benchmarks, and compares them with the baseline.
+/// Counts the instructions of benchmarks, and compares the counts with the baseline.
 #[derive(Debug, Parser)]
 #[command(name = "cargo bench --")]
 struct Options {
@@ -108,15 +109,14 @@ impl Gate {
             println!("called {}", harmless(name));
             return;
         };
-        let counted = counts(&**counter, &mut body).map_err(|error| chain(&error));
+        let counted = counts(&**counter, &mut body).map_err(|error| with_causes(&error));
         self.measured.push((name.to_owned(), counted));
     }
 }
 
-/// What benchmarks have counted, beside the baseline.
+/// The counts of benchmarks, and the baseline that they are compared with.
 struct Comparison {
     options: Options,
-    event: String,
     baseline: Baseline,
     measured: BTreeMap<String, Benchmark>,
     worse: bool,
@@ -126,8 +126,7 @@ struct Comparison {
 impl Comparison {
     fn new(options: Options) -> Result<Self, Error> {
         let baseline = Baseline::read(&options.baseline)?;
-        let (event, measured) = (Event::INSTRUCTIONS.user().to_string(), BTreeMap::new());
-        Ok(Self { options, event, baseline, measured, worse: false, failed: false })
+        Ok(Self { options, baseline, measured: BTreeMap::new(), worse: false, failed: false })
     }
 
     /// Compares what a benchmark has counted with the baseline's counts.
@@ -143,7 +142,7 @@ impl Comparison {
     }
 
     fn compare(&mut self, name: &str, range: Range) {
-        let now = Benchmark::here([(self.event.clone(), range)].into());
+        let now = Benchmark::here([(EVENT.to_string(), range)].into());
         let before = self.baseline.benchmarks.get(name);
         for one in Compared::all(before, &now, self.options.threshold) {
             print!("{}", one.line(name));
@@ -190,28 +189,30 @@ fn counts<R>(counter: &dyn Counter, body: &mut impl FnMut() -> R) -> Result<Rang
 /// [`main!`](crate::main) calls it.
 pub fn run(benchmarks: &[fn(&mut Gate)]) -> ExitCode {
     let status = match env::var_os(FILTER) {
-        Some(filter) => run_and_print(&filter, benchmarks).map(|()| 0),
+        Some(filter) => write_counts(&filter, benchmarks).map(|()| 0),
         None => compare(Options::parse(), benchmarks),
     };
     status.map_or_else(
         |error| {
-            eprintln!("nothing is compared: {}", chain(&error));
+            eprintln!("nothing is compared: {}", with_causes(&error));
             ExitCode::from(FAILURE)
         },
         ExitCode::from,
     )
 }
 
-/// Runs the benchmarks in a process that does nothing else, and prints their counts.
-fn run_and_print(filter: &OsStr, benchmarks: &[fn(&mut Gate)]) -> Result<(), Error> {
+/// Runs the benchmarks in a process that does nothing else, and writes the counts to the process
+/// that compares them.
+fn write_counts(filter: &OsStr, benchmarks: &[fn(&mut Gate)]) -> Result<(), Error> {
     let mut session = Session::open()?;
-    session.start(&[Event::INSTRUCTIONS.user()])?;
+    session.start(&[EVENT])?;
     let filter = filter.to_string_lossy().into_owned();
     let measured = measure(filter, Some(Box::new(session)), benchmarks);
     let file = File::options().write(true).open(COUNTS).map_err(Error::Process)?;
     serde_json::to_writer(file, &measured).map_err(|error| Error::Process(error.into()))
 }
 
+/// Calls the benchmarks whose name contains `filter`, and counts them if there is a counter.
 fn measure(
     filter: String,
     counter: Option<Box<dyn Counter>>,
@@ -223,6 +224,7 @@ fn measure(
     }
     gate.measured
 }
+
 /// Compares what the benchmarks count with the baseline.  Returns the program's status.
 fn compare(options: Options, benchmarks: &[fn(&mut Gate)]) -> Result<u8, Error> {
     if !options.bench {
@@ -239,10 +241,11 @@ fn compare(options: Options, benchmarks: &[fn(&mut Gate)]) -> Result<u8, Error> 
     comparison.finish()
 }
 
-/// Starts this program where it finds the same each time, and returns what it has measured.
-/// Returns `None` if it has failed and said why.
+/// Runs the benchmarks in another process of this program, whose addresses and environment are the
+/// same each time, and returns its counts.  Returns `None` if that process has failed, and has
+/// printed why.
 fn measure_in_a_process_of_its_own(options: &Options) -> Result<Option<Measured>, Error> {
-    let fixed = surroundings::fix(&options.passed)?;
+    let fixed = surroundings::make_repeatable(&options.passed)?;
     let variables = fixed.variables().iter().map(|(name, value)| (name, value));
     let run = || -> io::Result<Option<Measured>> {
         let (mut counts, end) = io::pipe()?;
@@ -266,8 +269,8 @@ fn measure_in_a_process_of_its_own(options: &Options) -> Result<Option<Measured>
     run().map_err(Error::Process)
 }
 
-/// Returns an error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
+/// Returns the texts of an error and of its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -457,7 +460,7 @@ mod tests {
         let file = Baselines::new("no-baseline");
         fs::write(&file.0, "no baseline").unwrap();
         let error = compare(options(&["--bench", "--update", &file.option()]), &[]).unwrap_err();
-        let text = chain(&error);
+        let text = with_causes(&error);
         let expected = format!("cannot read {}, which `--update` writes: ", file.0.display());
         assert!(text.starts_with(&expected) && text.contains("expected"), "{text}");
         assert_eq!(fs::read_to_string(&file.0).unwrap(), "no baseline");
@@ -467,7 +470,7 @@ mod tests {
     fn a_baseline_that_cannot_be_written_is_named() {
         let baseline = "/proc/self/perfctr-baseline.json";
         let comparison = Comparison::new(options(&["--update", "--baseline", baseline])).unwrap();
-        let text = chain(&comparison.finish().unwrap_err());
+        let text = with_causes(&comparison.finish().unwrap_err());
         assert!(text.starts_with("cannot write /proc/self/perfctr-baseline.json: "), "{text}");
     }
 }

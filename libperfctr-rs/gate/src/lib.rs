@@ -9,10 +9,10 @@ pub mod surroundings;
 pub mod text;
 mod verdict;
 
-pub use baseline::{Baseline, Benchmark, Range};
+pub use baseline::{Baseline, Benchmark, Range, cpu_name};
 pub use error::Error;
 pub use harness::{Gate, run};
-pub use verdict::{Compared, Verdict, junit, markdown};
+pub use verdict::{Compared, Verdict, WORSE, junit, markdown};
 
 /// Makes the program's `main`, which runs these benchmarks: functions that take a
 /// [`&mut Gate`](Gate).

@@ -80,7 +80,7 @@ impl Fixed {
 /// # Errors
 ///
 /// [`Error::Addresses`].
-pub fn fix(passed: &[Variable]) -> Result<Fixed, Error> {
+pub fn make_repeatable(passed: &[Variable]) -> Result<Fixed, Error> {
     let old = personality::get();
     let fixed = old.and_then(|old| personality::set(old | Persona::ADDR_NO_RANDOMIZE));
     fixed.map_err(|errno| Error::Addresses(errno.into()))?;

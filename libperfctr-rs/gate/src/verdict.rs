@@ -4,6 +4,9 @@
 use crate::baseline::{Benchmark, Range};
 use crate::text::{grouped, harmless};
 
+/// The exit status of a program that has found [`Verdict::Worse`].
+pub const WORSE: u8 = 1;
+
 /// The result of comparing an event's counts with those of the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "these are all results of comparing two numbers")]

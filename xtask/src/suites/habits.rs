@@ -168,7 +168,7 @@ fn late(report: &mut Report) -> Result<()> {
     let found = ["interrupts", "skid", "spurious"];
     finds(report, "PV guest", &outcome, &found, &[]);
     report.test("a PV guest's samples are late by different numbers", || {
-        let late = Selftest::printed_by(&outcome)?.late()?;
+        let late = Selftest::printed_by(&outcome)?.instructions_late()?;
         let numbers: BTreeMap<u64, usize> = late.iter().fold(BTreeMap::new(), |mut all, n| {
             *all.entry(*n).or_default() += 1;
             all
@@ -296,7 +296,7 @@ impl Selftest {
     }
 
     /// Returns how many instructions after the end of its period each sample was taken.
-    fn late(&self) -> Result<Vec<u64>> {
+    fn instructions_late(&self) -> Result<Vec<u64>> {
         match &self.measured.samples {
             Samples::Measured { period, taken } => {
                 Ok(taken.iter().map(|sample| sample.count % period).collect())

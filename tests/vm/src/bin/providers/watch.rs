@@ -47,7 +47,7 @@ const FRAMES_INSTRUCTIONS: u64 = 2_000_015;
 /// A region that takes long enough for events to take turns.
 const REGION: Region = Region { first: 1_000_000, second: 1_000_000 };
 /// How often benchmarks that have not changed are compared with the baseline.
-const GATED: usize = 10;
+const UNCHANGED_RUNS: usize = 10;
 /// The most instructions that a thread executes in order to be told something.
 const BESIDE: u64 = 200_000;
 
@@ -398,7 +398,7 @@ fn gated() -> Result<()> {
     };
     let before = run(&["--update"], ["new", "new"], 0)?;
     ensure!(before.iter().all(|&count| count > 1_000), "{before:?}");
-    for _ in 0..GATED {
+    for _ in 0..UNCHANGED_RUNS {
         let same = run(&[], ["same", "same"], 0)?;
         ensure!(same == before, "{same:?} and {before:?}");
     }
