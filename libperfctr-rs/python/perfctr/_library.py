@@ -53,7 +53,9 @@ class _Facts(ctypes.Structure):
 def _load():
     path = os.environ.get(VARIABLE) or SONAME
     try:
-        library = ctypes.CDLL(path)
+        # A call keeps the interpreter's lock, since all of them are short. Releasing it, and
+        # waiting for it afterwards, would be counted, and depends on other threads.
+        library = ctypes.PyDLL(path)
     except OSError as error:
         raise Error(
             f"{path} cannot be loaded ({error}): `cargo xtask install-c PREFIX` installs it, and "

@@ -10,6 +10,7 @@ import operator
 import random
 import sys
 import threading
+import time
 
 import perfctr
 from perfctr import _library
@@ -76,6 +77,8 @@ def more(how, shorter, longer):
     order, measure = random.Random(1), how(loop)
     undisturbed = {shorter: [], longer: []}
     for _ in range(ATTEMPTS):
+        # Other threads take the lock between two measurements, since nothing within one lets it go.
+        time.sleep(0)
         rounds = order.choice([shorter, longer])
         set_rounds(loop, rounds)
         counts = measure()
@@ -101,6 +104,7 @@ def measures_exactly():
     with perfctr.Counters(EVENTS) as counters:
         measure = counters._library["perfctr_counts_measure"]
         for _ in range(ATTEMPTS):
+            time.sleep(0)
             raw = _library._Reading()
             counters._check(measure(counters._handle, loop, None, ctypes.byref(raw)))
             if raw.retries == 0:
