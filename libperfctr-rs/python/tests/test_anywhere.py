@@ -402,11 +402,17 @@ class Stepped(RunsPytest):
     STEPPED = {_library.VARIABLE: os.environ["PERFCTR_STEPPING"], "PYTHONHASHSEED": "0"}
     FIXED = ("setarch", "-R", sys.executable)
     #: Prints what three runs of a function have counted, which makes sets of objects and of texts.
+    #: Whether such sets collide differs from one address to another only by luck. The function
+    #: therefore also repeats a loop as often as an address and a text's hash have it: two
+    #: processes agree on it once in 256 times.
     RUNS = """if True:
         import gc, perfctr
+        address, text = id(gc) >> 12 & 255, hash("text") & 255
         @perfctr.counted()
         def makes_sets():
             {object() for _ in range(5)}, {str(n) for n in range(5)}
+            for _ in range(address + text):
+                pass
         gc.disable()
         for _ in range(3):
             makes_sets()
