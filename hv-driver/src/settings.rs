@@ -32,8 +32,8 @@ pub struct Settings {
     pub all_events: bool,
     /// Whether every domain may count about which the host has not decided.
     pub all_domains: bool,
-    /// Whether the CPUs count the instruction that enters a guest in the mode that it enters, as
-    /// AMD's manual says, so that the driver has to subtract it.
+    /// Whether the CPUs count the instruction that enters a guest in the mode that it enters,
+    /// so that the driver has to subtract it (S. Das of AMD, KVM's mailing list, 26 April 2023).
     pub counts_entries: bool,
     /// Whether a general counter is kept from the guests, with which the host samples itself.
     pub profile: bool,
