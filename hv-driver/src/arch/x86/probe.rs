@@ -46,9 +46,9 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
 /// Makes sure that no counter stops because another one interrupts, and returns whether the CPU
 /// was set to stop all of them.
 ///
-/// Older CPUs clear the register that enables counters then, newer ones set a bit of the status.
-/// The bit of [`DEBUGCTL`] that asks for it is the same.  With it, counters would stand still after
-/// an overflow, until the driver stops or starts some counter on this CPU.
+/// One bit of [`DEBUGCTL`] asks for it. When a counter interrupts, older CPUs clear the register
+/// that enables counters, and newer ones set a bit of the status. The counters would then stand
+/// still until the driver stops or starts some counter on this CPU.
 ///
 /// # Errors
 ///
