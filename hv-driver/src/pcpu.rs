@@ -35,6 +35,8 @@ pub struct Pcpu {
     selected: u32,
     /// What the register that enables counters held before the driver took the PMU over.
     global_ctrl: u64,
+    /// Whether all counters stopped when one interrupted, before the driver took the PMU over.
+    freezes: bool,
     /// Slots that are stopped, whatever their selectors say.
     stopped: u32,
     /// Slots that may have counted since they were last cleared.
@@ -59,6 +61,7 @@ impl Pcpu {
             selectors: None,
             selected: 0,
             global_ctrl: 0,
+            freezes: false,
             stopped: 0,
             dirty: 0,
             owner: Owner::STRANGER,
@@ -110,11 +113,13 @@ impl<P: Pmu> ThisCpu<'_, P> {
         let found = arch::probe(identity, self.pmu)?;
         self.driver.boot.agrees(identity)?;
         self.clear_readable()?;
+        let freezes = arch::keep_counting(self.pmu)?;
         if let Some(branches) = &self.driver.registers.branches {
             self.pcpu.branch_control = branches.probe(self.pmu)?;
         }
         self.pcpu.recording = false;
         self.pcpu.global_ctrl = found;
+        self.pcpu.freezes = freezes;
         self.take_over();
         Ok(())
     }
@@ -155,6 +160,9 @@ impl<P: Pmu> ThisCpu<'_, P> {
             self.stop_all();
             if let Some(global) = &self.driver.registers.global {
                 self.pmu.write_register(global.ctrl, self.pcpu.global_ctrl);
+            }
+            if self.pcpu.freezes {
+                arch::freeze_again(self.pmu);
             }
             // From now on the counters hold what others count.
             (self.pcpu.stopped, self.pcpu.dirty) = (0, 0);

@@ -26,6 +26,7 @@ const ZEN: Identity = Identity {
 const GLOBAL_CTRL: u32 = 0x38f;
 const GLOBAL_STATUS: u32 = 0x38e;
 const GLOBAL_OVF_CTRL: u32 = 0x390;
+const DEBUGCTL: u32 = 0x1d9;
 /// What counter 0 holds.
 const READ: u64 = 1_000;
 /// What the firmware has left in IA32_PERF_GLOBAL_CTRL.
@@ -211,6 +212,31 @@ fn each_register_must_keep_what_is_written() {
             let kept = ![GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x3f1].contains(&msr);
             assert_eq!(refusal, if kept { Err(Refusal::Register(msr)) } else { Ok(()) });
         }
+    }
+}
+
+#[test]
+fn an_interrupt_stops_no_counter_while_the_driver_has_the_pmu() {
+    // FREEZE_PERFMON_ON_PMI, and a bit that is nothing to the driver.
+    const FREEZE: u64 = 1 << 12;
+    const OTHER: u64 = 1 << 14;
+    for boot in [NEHALEM, ZEN] {
+        let (driver, mut pcpu) = (driver(&boot, false), Pcpu::new());
+        for found in [OTHER | FREEZE, OTHER] {
+            let pmu = Memory::new();
+            pmu.held.borrow_mut().insert(DEBUGCTL, found);
+            come_up(&driver, &mut pcpu, &boot, &pmu).unwrap();
+            assert_eq!(pmu.held(DEBUGCTL), OTHER);
+            ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 }.go_down();
+            assert_eq!(pmu.held(DEBUGCTL), found, "as it was found");
+        }
+        let stuck = Memory { stuck: Some((DEBUGCTL, OTHER)), ..Memory::new() };
+        stuck.held.borrow_mut().insert(DEBUGCTL, OTHER | FREEZE);
+        let refusal = come_up(&driver, &mut pcpu, &boot, &stuck);
+        assert_eq!(refusal, Err(Refusal::Register(DEBUGCTL)), "what it holds is not kept");
+        let without = Memory { faults: Some(DEBUGCTL), ..Memory::new() };
+        come_up(&driver, &mut pcpu, &boot, &without).unwrap();
+        ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &without, number: 0 }.go_down();
     }
 }
 

@@ -11,7 +11,7 @@ mod x86;
 
 pub(crate) use x86::branches::BranchRecord;
 pub use x86::branches::{BranchRegisters, Filter};
-pub(crate) use x86::probe::probe;
+pub(crate) use x86::probe::{freeze_again, keep_counting, probe};
 pub use x86::selectors::{EVNTSEL_GUEST_ONLY, EVNTSEL_OWN_INSTRUCTIONS, Selectors};
 pub(crate) use x86::selectors::{can_limit_selectors, of_guest, of_hypervisor};
 pub use x86::{

@@ -7,7 +7,7 @@ use shared_abi::hypercall::{
     BRANCHES_USER, HvBranch,
 };
 
-use super::{Bank, Refusal};
+use super::{Bank, DEBUGCTL, Refusal};
 use crate::hal::{Pmu, Probe};
 
 /// IA32_DEBUGCTL: branches are recorded.
@@ -107,7 +107,7 @@ impl BranchRecord {
 impl BranchRegisters {
     /// The registers of Nehalem.
     pub(super) const NEHALEM: Self = Self {
-        control: 0x1d9,
+        control: DEBUGCTL,
         select: 0x1c8,
         latest: 0x1c9,
         from: Bank { first: 0x680, stride: 1 },

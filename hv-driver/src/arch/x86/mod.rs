@@ -26,6 +26,9 @@ pub(crate) fn masks_entry_of_pmu(caps: &PmuCaps) -> bool {
     caps.vendor == VENDOR_INTEL
 }
 
+/// IA32_DEBUGCTL; AMD's CPUs have the same bits in DebugCtl.
+const DEBUGCTL: u32 = 0x1d9;
+
 /// Why the PMU cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {

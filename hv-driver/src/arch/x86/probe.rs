@@ -9,13 +9,15 @@ use shared_abi::PmuCaps;
 use shared_abi::slot::slots_of;
 
 use super::selectors::{FIXED_BITS, FIXED_USR};
-use super::{Identity, Refusal, Registers, global_bits};
-use crate::hal::Probe;
+use super::{DEBUGCTL, Identity, Refusal, Registers, global_bits};
+use crate::hal::{Pmu, Probe};
 
 /// Values that a counter has to keep: a write of 32 bits extends bit 31.
 const PATTERN: u64 = 0x5a69_3c78;
 /// A value that an event select has to keep: instructions in no ring, and not enabled.
 const STOPPED: u64 = 0xc0;
+/// DEBUGCTL: the interrupt of a counter stops all counters (FREEZE_PERFMON_ON_PMI).
+const DEBUGCTL_FREEZE: u64 = 1 << 12;
 
 /// Tries all registers of the CPU that executes this, whose identity is `cpuid`.
 ///
@@ -39,6 +41,31 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
     pmu.try_read_register(global.status).ok_or(Refusal::Register(global.status))?;
     demand(pmu.try_write_register(global.acknowledge, all), global.acknowledge)?;
     Ok(found)
+}
+
+/// Makes sure that no counter stops because another one interrupts, and returns whether the CPU
+/// was set to stop all of them.
+///
+/// One bit of [`DEBUGCTL`] asks for it. When a counter interrupts, older CPUs clear the register
+/// that enables counters, and newer ones set a bit of the status. The counters would then stand
+/// still until the driver stops or starts some counter on this CPU.
+///
+/// # Errors
+///
+/// Names the register if the bit cannot be cleared.
+pub(crate) fn keep_counting(pmu: &impl Probe) -> Result<bool, Refusal> {
+    // CPUs without the register have no such bit.
+    let held = pmu.try_read_register(DEBUGCTL).unwrap_or(0);
+    let freezes = held & DEBUGCTL_FREEZE != 0;
+    if freezes {
+        keeps(pmu, DEBUGCTL, &[held & !DEBUGCTL_FREEZE])?;
+    }
+    Ok(freezes)
+}
+
+/// Sets the CPU to stop all counters when one interrupts, as it was before [`keep_counting`].
+pub(crate) fn freeze_again(pmu: &impl Pmu) {
+    pmu.write_register(DEBUGCTL, pmu.read_register(DEBUGCTL) | DEBUGCTL_FREEZE);
 }
 
 fn selects_and_counters(

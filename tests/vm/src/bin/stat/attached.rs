@@ -177,10 +177,13 @@ pub fn in_the_kernel(tally: &mut Tally) -> Result<()> {
     let samples = layers.iter().filter(|row| row.name == "kernel").map(|row| row.samples).sum();
     let (samples, periods): (u64, u64) = (samples, counted / PERIOD);
     let cpus = cpus()?.len() as u64;
-    tally.check("the kernel has a sample for every period that it executes for a thread on a CPU", {
-        let is_right = samples > 50 && (samples..=samples + cpus).contains(&periods);
-        is_right.then_some(()).ok_or(format!("{samples} found, {counted} counted, {cpus} CPUs"))
-    });
+    tally.check(
+        "the kernel has a sample for every period that it executes for a thread on a CPU",
+        {
+            let is_right = samples > 50 && (samples..=samples + cpus).contains(&periods);
+            is_right.then_some(()).ok_or(format!("{samples} found, {counted} counted, {cpus} CPUs"))
+        },
+    );
     let names: Vec<&str> = symbols.iter().map(|row| &*row.name).collect();
     tally.check("each of them is in a function of the kernel's", {
         let is_right = !names.contains(&"[kernel]") && names.contains(&"vfs_read");
