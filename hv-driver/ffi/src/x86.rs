@@ -103,8 +103,8 @@ impl Probe for X86Pmu<'_> {
     }
 
     fn try_write_register(&self, msr: u32, value: u64) -> bool {
-        // SAFETY: C catches the fault of a register that does not exist.  The core tries registers
-        // of the PMU only, with values that let nothing count beyond user mode.
+        // SAFETY: C catches the fault of a register that does not exist.  The core tries only
+        // registers of the PMU, with values that let nothing count beyond user mode.
         unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }
 }
