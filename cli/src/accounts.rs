@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the virtual CPUs of a Xen host execute themselves, and what the hypervisor executes
-//! meanwhile: for `perfctr domains counts` and `perfctr export --host`.
+//! Accounts of a Xen host for `perfctr domains counts` and `perfctr export --host`: what the
+//! virtual CPUs execute themselves, and what the hypervisor executes while they are current.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ pub struct Row {
     pub domain: Option<u32>,
     pub name: String,
     pub vcpu: u32,
-    /// Without these, the processor does not divide the sum.
+    /// The events of the virtual CPU itself. Without them, the processor does not divide the sum.
     pub executed: Option<u64>,
     pub hypervisor: Option<u64>,
     pub sum: u64,
@@ -53,7 +53,7 @@ impl Row {
     }
 }
 
-/// The accounts of one event, which go on.
+/// The accounts of one event, which continue to be kept.
 #[derive(Debug)]
 pub struct Accounts {
     pub event: Event,
@@ -63,7 +63,7 @@ pub struct Accounts {
     find_names: fn() -> Names,
 }
 
-/// The names of the domains that there were at the last look.
+/// The names of the domains that existed at the last look.
 #[derive(Debug, Default)]
 struct LatestNames {
     names: Names,
@@ -71,8 +71,8 @@ struct LatestNames {
 }
 
 impl LatestNames {
-    /// Returns the names of the domains that have accounts.  They are found anew if others are
-    /// there than before.
+    /// Returns the names of the domains that have accounts.  They are looked up again if the
+    /// domains are not the same as before.
     fn refreshed(&mut self, accounts: &[HostAccount], find: impl FnOnce() -> Names) -> &Names {
         let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();
         if domains != self.domains {
@@ -93,7 +93,7 @@ impl Accounts {
         Ok(Self { event, accounts, read, names, find_names })
     }
 
-    /// Returns all virtual CPUs that there are.
+    /// Returns all virtual CPUs that exist.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr domains`, which says on a host which domains may count, and with what, and
-//! changes it, and counts what they execute.
+//! Implements `perfctr domains`, for use on a host. It shows and changes which domains may count,
+//! and with which counters, and counts what they execute.
 
 mod names;
 mod policy;
@@ -31,7 +31,7 @@ use crate::text::{document, print};
 pub use self::names::{Names, names_of_xl};
 
 const PROC: &str = "/proc";
-/// What follows a name that somebody who is not root may have given.
+/// The text behind a name that somebody other than root may have given.
 const UNVERIFIED: &str = " (unverified)";
 
 /// The options of `perfctr domains`.
@@ -136,8 +136,8 @@ fn names(host: &Host, domains: &[Domain]) -> Known {
     domains.iter().filter_map(name).collect()
 }
 
-/// Returns the number of a domain that is given by its number, or by its name if that is verified
-/// and only one domain has it.
+/// Returns the number of a domain. The domain is given by its number, or by its name if the name is
+/// verified and only one domain has it.
 fn number(domain: &str, names: impl FnOnce() -> Result<Known>) -> Result<u32> {
     if let Ok(number) = domain.parse() {
         return Ok(number);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds out where the code of an executable file is.
+//! Finds the code in an executable file.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Segment {
     pub address: u64,
 }
 
-/// What a file says of itself.
+/// Facts that a file states about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The linker's identification of the file's contents, in hexadecimal digits.
@@ -34,7 +34,7 @@ impl Facts {
         Self { build_id: build_id(file), code: code(file) }
     }
 
-    /// Reads a file. One that cannot be read says nothing.
+    /// Reads a file. If it cannot be read, there are no facts.
     pub fn read(path: &Path) -> Self {
         let Ok(file) = File::open(path) else { return Self::default() };
         let cache = ReadCache::new(file);
@@ -52,7 +52,7 @@ pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the bytes that hexadecimal digits stand for, or `None` if there is something else.
+/// Returns the bytes for which hexadecimal digits stand, or `None` if the text has anything else.
 pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let pairs = text.as_bytes().chunks(2);
     pairs.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
@@ -70,7 +70,7 @@ fn code<'data>(file: &impl Object<'data>) -> Vec<Segment> {
     code
 }
 
-/// Returns the address that the file states for its byte at this offset, if that is code.
+/// Returns the address that the file states for its byte at this offset, if the byte is code.
 pub fn address(code: &[Segment], offset: u64) -> Option<u64> {
     code.iter().find_map(|segment| {
         let into = offset.checked_sub(segment.offset).filter(|&into| into < segment.size)?;

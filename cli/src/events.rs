@@ -8,19 +8,19 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use perfctr::Event;
 
-/// A list of events, separated by commas. Those between braces are a group: they are counted at the
-/// same time or not at all. Others may take turns.
+/// A list of events, separated by commas. Events between braces are a group: they are counted at
+/// the same time or not at all. Other events may take turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventList(Vec<Vec<Event>>);
 
 impl EventList {
-    /// Returns the events. Those that are not known to be right on this CPU are refused later,
-    /// unless they are to be counted `unverified`.
+    /// Returns the events. Events that are not known to be right on this CPU are refused later,
+    /// unless `unverified` allows them.
     pub fn events(&self, unverified: bool) -> Vec<Event> {
         self.groups(unverified).concat()
     }
 
-    /// Returns the groups of events. One that is in no group is a group of its own.
+    /// Returns the groups of events. An event outside of all groups is a group of its own.
     pub fn groups(&self, unverified: bool) -> Vec<Vec<Event>> {
         let event = |event: &Event| if unverified { event.unverified() } else { *event };
         self.0.iter().map(|group| group.iter().map(event).collect()).collect()
@@ -60,7 +60,7 @@ fn list(text: &str) -> Result<Vec<Event>, String> {
     Event::list(text).map_err(|error| error.to_string())
 }
 
-/// Parses an [`EventList`], and offers the events that have a name when the option is completed.
+/// Parses an [`EventList`], and offers the named events when the option is completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventParser {
     /// There may be groups.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr export`: counts of processes, threads and groups of processes, and of a
-//! host's domains, as Prometheus and others scrape them (OpenMetrics).
+//! Implements `perfctr export`. It serves counts of processes, threads and groups of processes, and
+//! of a host's domains, in the form that Prometheus and others scrape (OpenMetrics).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -84,7 +84,7 @@ impl Counted {
             return Self::host(events);
         }
         limits::raise();
-        // If there are no counters at all, this says why.
+        // If there are no counters at all, this gives the reason.
         Here::find()?.counts(events)?;
         let (pids, groups) = (unique(&options.pid), unique(&options.cgroup));
         let process = |&pid: &pid_t| Ok((pid, Live::process(pid).count(How::InTurns, events)?));
@@ -110,7 +110,8 @@ impl Counted {
         })
     }
 
-    /// Keeps what ends by itself from ending, or begins it anew: its counters then begin with 0.
+    /// Renews accounts that would otherwise end, or begins them anew. Their counters then begin
+    /// with 0.
     fn renew(&self) -> Result<()> {
         let Some(domains) = &self.domains else { return Ok(()) };
         let mut domains = domains.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +193,8 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    /// Encodes what each virtual CPU of a host and the hypervisor meanwhile have executed.
+    /// Encodes the instructions of each virtual CPU of a host, and those of the hypervisor
+    /// meanwhile.
     fn domains(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         if self.domains.is_empty() {
             return Ok(());
@@ -225,8 +227,8 @@ impl Scrape {
         Ok(())
     }
 
-    /// Encodes the counts, for how long they were to be counted, and for how long they were: less
-    /// if events took turns.
+    /// Encodes the counts, how long they were to be counted, and how long they were counted, which
+    /// is less if events took turns.
     fn counts(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
@@ -293,7 +295,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns whether an address is that of the counts. Scrapers may add parameters.
+/// Returns whether a request's address asks for the counts. Scrapers may add parameters.
 fn asks_for_counts(address: &str) -> bool {
     address.split('?').next() == Some("/metrics")
 }

@@ -102,7 +102,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if worse { ExitCode::from(WORSE) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the program, and returns what each event has counted.
+/// Runs the program, and returns the counts of each event.
 fn measure(options: &Options) -> Result<Benchmark> {
     repeatable::fix(&options.passed)?;
     let groups = options.event.groups(options.unverified);
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Cases that the package for Python, which reads and writes the same files, is held to, too.
+    /// Test cases that also hold for the package for Python, which reads and writes the same files.
     #[derive(Deserialize)]
     struct Cases {
         lines: Vec<Line>,
@@ -149,7 +149,7 @@ mod tests {
         updates: Vec<Update>,
     }
 
-    /// An event's counts, and what is said about them.
+    /// An event's counts, and the text about them.
     #[derive(Deserialize)]
     struct Line {
         name: String,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr generate`: writes man pages and completions from what the command line
-//! itself says.
+//! Implements `perfctr generate`: writes man pages and completions from the command line's own
+//! description.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -38,14 +38,14 @@ fn write(directory: &Path, command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Writes the pages. What the help says below the options has sections of its own there.
+/// Writes the pages. The help's text below the options gets sections of its own there.
 fn man_pages(command: &Command, directory: &Path) -> io::Result<()> {
     clap_mangen::generate_to(without_end(command.clone()), directory)?;
     let status = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     add_sections(command, "perfctr", &status, directory)
 }
 
-/// Returns the command, and all its verbs, without what the help says below the options.
+/// Returns the command, and all its verbs, without the help's text below the options.
 fn without_end(command: Command) -> Command {
     command.after_help(Resettable::Reset).mut_subcommands(without_end)
 }

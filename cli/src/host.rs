@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Collects the samples of a Xen host, in its control domain: the hypervisor writes samples into
-//! rings, and this takes them.
+//! rings, and this module takes them.
 
 mod names;
 mod taker;
@@ -22,7 +22,7 @@ use crate::profile::{Frame, Layer, Module, Profile, Samples};
 
 pub use self::names::{Hypervisor, Kernel, KernelList};
 
-/// The domain whose kernel's functions this machine knows.
+/// The domain with the kernel whose functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
 
 /// When sampling began.
@@ -58,7 +58,7 @@ pub struct Collector {
     clock: Clock,
     modules: Modules,
     names: DomainNames,
-    /// What all profiles have, and the virtual CPUs that were sampled since the last one.
+    /// The common part of all profiles, and the virtual CPUs that were sampled since the last one.
     profile: Profile,
     samples: Samples,
     /// How many samples were lost since the beginning.
@@ -66,7 +66,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Collects nothing yet. `profile` says by which event, and has no samples.
+    /// Makes a collector that collects nothing yet. `profile` names the event, and has no samples.
     pub fn new(hypervisor: Hypervisor, mut profile: Profile) -> Self {
         profile.host = Some(hypervisor.host());
         Self {
@@ -80,7 +80,7 @@ impl Collector {
         }
     }
 
-    /// Names the functions of a domain's kernel as this list does.
+    /// Names the functions of a domain's kernel by this list.
     pub fn name_kernel(&mut self, list: &KernelList) -> Result<()> {
         self.modules.kernels.insert(list.domain, Kernel::of_list(list)?);
         Ok(())
@@ -99,11 +99,11 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes what the hypervisor has written meanwhile.
+    /// Takes the samples that the hypervisor has written meanwhile.
     ///
     /// # Errors
     ///
-    /// [`Error::NotSampled`]: sampling has ended. What there is until then stays.
+    /// [`Error::NotSampled`]: sampling has ended. The samples until then are kept.
     pub fn take(&mut self) -> Result<(), Error> {
         while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
             self.add_all(taken?);
@@ -111,7 +111,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Ends sampling, so that nothing of what follows is sampled, and takes what is left.
+    /// Ends sampling, so that later events are not sampled, and takes the remaining samples.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ impl Collector {
     }
 }
 
-/// The names of domains, which are asked for when a domain is new.
+/// The names of domains, which are looked up when a domain is new.
 #[derive(Default)]
 struct DomainNames {
     known: Names,
@@ -207,7 +207,7 @@ impl Modules {
         })
     }
 
-    /// Returns all modules so far, with the functions that the profile's frames are in.
+    /// Returns all modules so far, with the functions that contain the profile's frames.
     fn named(&self, profile: &Profile) -> Vec<Module> {
         let module = |(n, &(mode, domain)): (usize, &(Mode, u32))| {
             let addresses = profile.frames.iter().filter(|frame| frame.module == Some(n as u32));
@@ -240,7 +240,7 @@ fn layer_of(mode: Mode) -> Layer {
     }
 }
 
-/// Returns what a domain's kernel is called.
+/// Returns the name of a domain's kernel.
 fn kernel_of(domain: u32) -> String {
     match domain {
         CONTROL_DOMAIN => "[kernel]".to_owned(),

@@ -277,7 +277,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 mod tests {
     use super::*;
 
-    /// Returns what is known of a guest that has everything, each number another one.
+    /// Returns the description of a guest that has everything. Each number is a different one.
     fn guest() -> Info {
         let text = |text: &str| Some(text.to_owned());
         let reason = "the kernel knows no PMU here".to_owned();

@@ -53,8 +53,8 @@ pub struct Options {
 #[derive(Debug, Serialize)]
 struct Listed {
     name: String,
-    /// Event number, unit mask, edge, inversion and counter mask as an event select has them, or
-    /// `None` for events that have others on other CPUs.
+    /// Event number, unit mask, edge, inversion and counter mask, as in an event select, or `None`
+    /// for events that have others on other CPUs.
     select: Option<u64>,
     /// The event that is counted, if its name is another one.
     event: Option<String>,

@@ -33,13 +33,13 @@ pub fn watch(watch: Watch, how: How, events: &[Event]) -> Watch {
 /// Something that runs already, and a watch of it.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// What it is called in errors.
+    /// The name of it in errors.
     name: String,
     watch: Watch,
 }
 
 impl Live {
-    /// Returns what a target is: each CPU if it is all of them.
+    /// Returns the parts of a target: each CPU if the target is all of them.
     pub fn of(target: Target<'_>) -> Result<Vec<Self>> {
         match target {
             Target::Process(pid, _) => Ok(vec![Self::process(pid)]),
@@ -53,7 +53,7 @@ impl Live {
         }
     }
 
-    /// Returns a program with all that it starts, from its first instruction on. This process is to
+    /// Returns a program with all that it starts, from its first instruction on. This process will
     /// execute it.
     pub fn program(pid: pid_t) -> Self {
         let watch = Watch::thread(pid.cast_unsigned()).inherit().from_exec();
@@ -84,7 +84,7 @@ impl Live {
         Ok(Self { name, watch })
     }
 
-    /// Returns whatever one CPU executes.
+    /// Returns everything that one CPU executes.
     pub fn cpu(cpu: u32) -> Self {
         Self { name: format!("CPU {cpu}"), watch: Watch::cpu(cpu) }
     }
@@ -113,7 +113,8 @@ pub struct Thread {
 #[derive(Debug)]
 pub struct Threads {
     events: Vec<Event>,
-    /// The processes whose threads are counted. If there are none, those of all are.
+    /// The processes whose threads are counted. If there are none, the threads of all processes are
+    /// counted.
     pids: Vec<pid_t>,
     pub live: BTreeMap<pid_t, Thread>,
 }
@@ -131,9 +132,9 @@ impl Threads {
         Ok(Self { events: events.to_vec(), pids: pids.to_vec(), live: BTreeMap::new() })
     }
 
-    /// Finds threads that are new, forgets those that have ended, and notes what they are called
-    /// now: programs name their threads after these have begun, and a process that executes another
-    /// program gets that one's name.
+    /// Finds new threads, forgets those that have ended, and notes their present names. Programs
+    /// name their threads after these have begun, and a process that executes another program gets
+    /// that program's name.
     pub fn refresh(&mut self) -> Result<()> {
         let pids = if self.pids.is_empty() { processes()? } else { self.pids.clone() };
         let mut seen = BTreeSet::new();
@@ -143,7 +144,7 @@ impl Threads {
                 seen.insert(tid);
                 match self.live.get_mut(&tid) {
                     Some(thread) => {
-                        // One that has ended meanwhile has no name.
+                        // A thread that has ended meanwhile has no name.
                         let name = Some(name(tid)).filter(|name| !name.is_empty());
                         name.into_iter().for_each(|name| thread.name = name);
                     }
@@ -167,7 +168,7 @@ impl Threads {
         }
     }
 
-    /// Returns whether a thread that is refused for this reason is left out. If all processes are
+    /// Returns whether a thread that is refused for this reason is skipped. If all processes are
     /// counted, some are not the caller's.
     fn passes_over(&self, cause: Cause) -> bool {
         self.pids.is_empty() && cause == Cause::OthersThread

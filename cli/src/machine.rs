@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds out which machine this is and what it lets the caller do, from CPUID, the kernel and the
+//! Finds out which machine this is, and what it lets the caller do, from CPUID, the kernel and the
 //! hypervisor.
 
 use std::fs;
@@ -88,7 +88,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Asks the driver. Returns its answer, or why there is none.
+    /// Asks the driver. Returns its answer, or the reason why there is none.
     pub fn ask() -> Result<Self, String> {
         let driver = Xen::open().and_then(|host| host.driver());
         let driver = driver.map_err(|error| error.to_string())?;

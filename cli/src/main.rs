@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The command `perfctr`, which says what can be counted here, and what programs do.
+//! The command `perfctr`, which shows what can be counted here, and counts what programs execute.
 
 mod accounts;
 mod domains;
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
 /// Prints the reason, and returns the exit status.
 fn failed(error: &anyhow::Error) -> ExitCode {
     if text::is_closed_pipe(error) {
-        // The reader of our output wants no more of it.
+        // The reader of our output has closed the pipe.
         return ExitCode::from(CLOSED_PIPE);
     }
     text::print_note(format_args!("{error:#}"));

@@ -3,8 +3,8 @@
 //!
 //! Fields may be added in later releases: readers ignore those that they do not know.
 //!
-//! Frames are addresses as their files state them, so that nothing but those files is needed to
-//! name them. Equal stacks of a thread are one entry.
+//! Frames are addresses as their files state them, so that only those files are needed to name
+//! them. Equal stacks of a thread are one entry.
 
 mod collect;
 
@@ -52,7 +52,7 @@ pub struct Profile {
     pub call_graph: bool,
     /// Threads and programs that could not be observed.
     pub unobserved: u32,
-    /// How many samples were taken in a second, if `period` is no more than their mean distance.
+    /// The number of samples that were taken in a second, if `period` is only their mean distance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frequency: Option<u64>,
     /// Samples that were lost when they were recorded.
@@ -61,8 +61,9 @@ pub struct Profile {
     /// Where it was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
-    /// The host, if it is a profile of one. Then the threads are the virtual CPUs of its domains: a
-    /// process's number is a domain's, a thread's that of the virtual CPU, and a name the domain's.
+    /// The host, if this is the profile of one. Then the threads are the virtual CPUs of its
+    /// domains: the process number is the domain's number, the thread number is the virtual CPU's,
+    /// and the name is the domain's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Host>,
     /// Files that code was executed from.
@@ -135,7 +136,7 @@ impl Layer {
     }
 }
 
-/// A function of a place that is no file.
+/// A function in a module that is no file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Symbol {
     /// Its first address, and the one behind its last.
@@ -144,7 +145,7 @@ pub struct Symbol {
     pub name: String,
 }
 
-/// A file, or what the kernel calls such a place: `[vdso]`.
+/// A file, or the kernel's name of a place without one: `[vdso]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Module {
     /// The path as it is shown.
@@ -157,7 +158,8 @@ pub struct Module {
     /// Where its code is. A place that is no file has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub code: Vec<Segment>,
-    /// Who executes it, in the profile of a host; in that of programs only the kernel has one.
+    /// Who executes it, in the profile of a host. In the profile of programs, only the kernel has a
+    /// layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Layer>,
     /// The functions that have samples, in the order of their addresses, if no file names them.
@@ -235,7 +237,7 @@ struct Header {
 }
 
 impl Header {
-    /// Checks that it is this format's.
+    /// Checks that the document has this format.
     fn check(&self, format: &str) -> Result<()> {
         match (self.format.as_deref(), self.version) {
             (Some(found), Some(version)) if found == format => {
@@ -291,12 +293,12 @@ impl Profile {
         }
     }
 
-    /// Returns what its threads are called.
+    /// Returns the noun for its threads.
     pub fn thread_noun(&self) -> &'static str {
         if self.host.is_some() { "vCPU" } else { "thread" }
     }
 
-    /// Returns what a thread is called.
+    /// Returns the name of a thread.
     pub fn name(&self, thread: &Thread) -> String {
         match self.host {
             Some(_) => format!("{} vCPU {}", thread.domain(), thread.tid),
@@ -309,15 +311,14 @@ impl Profile {
         self.stacks.iter().map(|stack| stack.samples).sum()
     }
 
-    /// Returns how many samples there should be besides: one for each period that threads have
-    /// completed without a sample, and those that were lost.
+    /// Returns how many further samples there should be: one for each period that threads have
+    /// completed without a sample, and the lost ones.
     pub fn missed(&self) -> u64 {
         let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
         ended.saturating_sub(self.samples()).saturating_add(self.lost)
     }
 
-    /// Has each thread count what its samples stand for, if nothing else is known of what it has
-    /// counted.
+    /// Sets each thread's count to the events for which its samples stand, if no count is known.
     pub fn count_by_samples(&mut self) {
         for stack in &self.stacks {
             let count = &mut self.threads[stack.thread as usize].count;
@@ -325,7 +326,7 @@ impl Profile {
         }
     }
 
-    /// Reads a profile, or what Linux's `perf record` has written: a profile of each of its events.
+    /// Reads a profile, or a file of Linux's `perf record`, as one profile for each of its events.
     /// The file may have any contents.
     pub fn read(path: &Path) -> Result<Vec<Self>> {
         let read = || {
@@ -408,8 +409,8 @@ impl Place {
         Self::open_with(path, 0o666)
     }
 
-    /// Does the same with a file that only its owner may read if it is new. Where the hypervisor
-    /// and the kernel have their code is not for everybody.
+    /// Does the same. If the file is new, only its owner may read it, because not everybody may
+    /// know where the hypervisor and the kernel have their code.
     pub fn open_private(path: &Path) -> Result<Self> {
         Self::open_with(path, 0o600)
     }
@@ -450,7 +451,7 @@ impl Place {
         all().with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Gives up writing, and keeps what was in the file before.
+    /// Gives up writing, and keeps the file's former contents.
     pub fn give_up(&self) {
         if self.is_new {
             fs::remove_file(&self.path).ok();

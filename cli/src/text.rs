@@ -15,7 +15,7 @@ pub fn print(text: &str) -> io::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// Writes what may be no text to the standard output at once.
+/// Writes bytes that may be no text to the standard output at once.
 ///
 /// # Errors
 ///
@@ -26,8 +26,8 @@ pub fn print_bytes(bytes: &[u8]) -> io::Result<()> {
     output.flush()
 }
 
-/// Returns the document that `--json` prints. Programs recognise it by its format and its version,
-/// which changes when a field is removed or changes its meaning, and stays when one is added.
+/// Returns the document that `--json` prints. Programs recognise it by its format and its version.
+/// The version changes when a field is removed or changes its meaning, and stays when one is added.
 pub fn document(
     format: &str,
     version: u32,
@@ -43,13 +43,13 @@ pub fn document(
     Ok(serde_json::to_string_pretty(&Document { format, version, content })? + "\n")
 }
 
-/// Tells the user something in addition to the output. If that cannot be written there is nobody to
-/// tell.
+/// Prints a note to the user in addition to the output. If it cannot be written, nobody can be
+/// told.
 pub fn print_note(text: impl Display) {
     writeln!(io::stderr(), "perfctr: {text}").ok();
 }
 
-/// Returns whether the reader of a pipe has gone, who then wants to read nothing more.
+/// Returns whether the reader of a pipe has closed it, and so wants to read nothing more.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(closed))

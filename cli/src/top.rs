@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr top`, which shows live what each thread or each CPU counts, or in which
-//! functions programs or a host are.
+//! Implements `perfctr top`. It shows live the counts of each thread or CPU, or the functions that
+//! programs or a host execute.
 
 mod sampled;
 
@@ -91,17 +91,17 @@ pub struct Options {
 /// The number of rows by which a page is scrolled.
 const PAGE: usize = 20;
 
-/// What is shown live.
+/// A screen that is shown live.
 trait Screen {
     /// The longest time between two calls of `tick`.
     const TICK: Duration;
 
     fn tick(&mut self) -> Result<()>;
 
-    /// Looks at what has happened since the last update.
+    /// Reads what has happened since the last update.
     fn update(&mut self) -> Result<()>;
 
-    /// Does what a key is for. Returns whether this was an update.
+    /// Does the action of a key. Returns whether that was an update.
     fn key(&mut self, key: KeyCode) -> Result<bool>;
 
     /// Returns the last update as text.
@@ -133,8 +133,8 @@ struct Row {
     share: f64,
 }
 
-/// Everything that is counted, and what was looked at last: the view, its counts, and when, and the
-/// rows that follow.
+/// Everything that is counted, and the last look: the view, its counts, its time, and the resulting
+/// rows.
 struct Watch {
     events: Vec<Event>,
     threads: Threads,
@@ -151,7 +151,7 @@ impl Watch {
     fn open(options: &Options) -> Result<Self> {
         let events = options.event.events(options.unverified);
         limits::raise();
-        // If there are no counters at all, this says why.
+        // If there are no counters at all, this gives the reason.
         Here::find()?.counts(&events)?;
         let view = if options.cpus { View::Cpus } else { View::Threads };
         let mut watch = Self {
@@ -168,8 +168,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Returns what has happened since the last update. That is nothing if another view was shown
-    /// then.
+    /// Returns the events since the last update. There are none if another view was shown then.
     fn look(&mut self, view: View) -> Result<Vec<Row>> {
         let time = self.looked.elapsed();
         self.looked = Instant::now();
@@ -201,7 +200,7 @@ impl Watch {
         Ok(self.since(View::Threads, now, time))
     }
 
-    /// Returns what CPUs have counted. They count from the first update on.
+    /// Returns the counts of CPUs. They count from the first update on.
     fn look_at_cpus(&mut self, time: Duration) -> Result<Vec<Row>> {
         if self.cpus.is_empty() {
             let open = |cpu: u32| Ok((cpu, Live::cpu(cpu).count(How::InTurns, &self.events)?));
@@ -221,7 +220,7 @@ impl Watch {
         time: Duration,
     ) -> Vec<Row> {
         let before = std::mem::take(&mut self.before);
-        // What a view counted while another one was shown is not that of the last update.
+        // The counts of a view while another one was shown do not belong to the last update.
         let goes_on = std::mem::replace(&mut self.view, view) == view;
         let mut rows = Vec::new();
         for (id, name, counts) in now {
@@ -257,7 +256,7 @@ fn row(id: u32, name: String, before: &[Total], now: &[Total], time: Duration) -
 }
 
 impl Screen for Watch {
-    /// Nothing is to be done between two updates, but an interrupt must not wait for the next one.
+    /// Nothing happens between two updates, but an interrupt must not wait for the next one.
     const TICK: Duration = Duration::from_millis(100);
 
     fn tick(&mut self) -> Result<()> {
@@ -282,7 +281,7 @@ impl Screen for Watch {
         }
         let changes = wanted != self.view;
         if changes {
-            // The next update is of the time from now on.
+            // The next update covers the time from now on.
             self.rows = self.look(wanted)?;
         }
         Ok(changes)
@@ -405,7 +404,7 @@ fn interactive<S: Screen>(
 /// The distance between the columns of a table.
 const APART: u16 = 2;
 
-/// Returns a cell for a number, or for what its column is called.
+/// Returns a cell for a number, or for the name of its column.
 fn number(text: String) -> Cell<'static> {
     Cell::from(Line::from(text).right_aligned())
 }
@@ -524,8 +523,8 @@ mod tests {
     fn a_view_that_is_shown_again_has_no_counts_of_the_time_before() {
         use View::{Cpus, Threads};
         let mut watch = watch();
-        // Each look comes a second after the one before. Thread 7 executes all the time, CPU 7 for
-        // nine tenths of it.
+        // Each look comes a second after the one before. Thread 7 executes all the time, and CPU 7
+        // for nine tenths of it.
         let mut look = |view, counted, executed_ms: u64| {
             let executed_ns = executed_ms * 1_000_000;
             let now = vec![(7, String::new(), vec![count(counted, executed_ns, executed_ns)])];

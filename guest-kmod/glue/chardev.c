@@ -22,14 +22,14 @@ MODULE_PARM_DESC(paranoid,
 		 "as perf_event_paranoid: 2 no kernel-mode counts, 3 nothing");
 
 /*
- * It is held during each request about CPUs, because the core serves one
+ * This is held during each request about CPUs, because the core serves one such
  * request at a time.
  */
 static DEFINE_MUTEX(perfctr_cpus_lock);
 
 /*
- * The core asks this only where the answer matters, because the kernel logs
- * each refusal. It asks quietly where it refuses nothing because of the answer.
+ * The kernel logs each refusal, so the core asks this only where the answer
+ * matters. It asks quietly where a negative answer refuses nothing.
  */
 bool perfctr_glue_has_capability(int capability, bool is_quiet)
 {
@@ -54,8 +54,9 @@ static int perfctr_open(struct inode *inode, struct file *file)
 }
 
 /*
- * The descriptor's thread goes on counting. CPUs that it had count stop. Most
- * descriptors had none, and do not wait for requests of others.
+ * The descriptor's thread goes on counting, but CPUs that the descriptor has
+ * set to count stop. Most descriptors have set none, and need not wait for the
+ * requests of others.
  */
 static int perfctr_release(struct inode *inode, struct file *file)
 {
@@ -72,9 +73,9 @@ static int perfctr_release(struct inode *inode, struct file *file)
 }
 
 /*
- * The thread is known by its number in its own namespace. The handshake is
- * repeated because the host may have forbidden the domain to count meanwhile,
- * or the guest may execute on another host.
+ * The thread is recorded by its number in its own namespace. The handshake is
+ * repeated, because the host may have forbidden the domain to count since then,
+ * or the guest may execute on another host now.
  */
 static int perfctr_create(struct file *file, struct task_struct *task)
 {
@@ -93,8 +94,8 @@ static int perfctr_create(struct file *file, struct task_struct *task)
 }
 
 /*
- * Binds the descriptor to counters of the calling thread or of a stopped tracee
- * of it.
+ * Binds the descriptor to counters of the calling thread or of its stopped
+ * tracee.
  */
 static int perfctr_bind(struct file *file, const struct perfctr_create *create,
 			bool is_new)
@@ -154,8 +155,8 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 }
 
 /*
- * Reads are frequent. If the compiler knows the number of bytes, the kernel
- * does not look up to which object they belong.
+ * Reads are frequent. If the compiler knows the number of bytes, the kernel's
+ * check of the copy does not have to look up the object that has them.
  */
 static unsigned long perfctr_copy_out(void __user *user, const void *argument,
 				      u32 bytes)
@@ -205,7 +206,7 @@ static const struct file_operations perfctr_fops = {
 };
 
 /*
- * Only root may open it. The administrator may give it to a group
+ * Only root may open the device. The administrator may give it to a group
  * (udev/60-perfctr.rules).
  */
 static struct miscdevice perfctr_device = {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * This file has what differs between the kernel's releases from 5.10 on, and
- * nothing else. Where there is a choice, older kernels get what the newest
- * have.
+ * This file has only what differs between the kernel's releases since 5.10.
+ * Where there is a choice, older kernels get what the newest have.
  */
 #ifndef PERFCTR_COMPAT_H
 #define PERFCTR_COMPAT_H
@@ -73,14 +72,14 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 #endif
 }
 
-/* Up to 6.0 a frozen task keeps the state that it had before. */
+/* Up to 6.0, a frozen task keeps the state that it had before. */
 #ifndef TASK_FROZEN
 #define TASK_FROZEN 0
 #endif
 
 /*
- * Has this CPU leave the address space that the calling kernel thread keeps
- * there. Interrupts are disabled.
+ * Makes this CPU leave the address space that it keeps while the calling kernel
+ * thread executes. Interrupts are disabled.
  */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 9, 0)
 #define perfctr_leave_mm() leave_mm(smp_processor_id())
@@ -90,8 +89,8 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 
 /*
  * Returns 0 if perf lets the caller count in kernel mode, or an error. perf
- * decides by kernel.perf_event_paranoid and asks the security modules. Kernels
- * before 6.15 let no module ask perf.
+ * decides by kernel.perf_event_paranoid, and asks the security modules. Before
+ * 6.15 a kernel module cannot ask perf.
  */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 15, 0)
 #define perf_allow_kernel() 0
@@ -99,8 +98,8 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 
 /*
  * Returns whether other processes of the thread's user may look at what the
- * thread executes. The thread is the calling one, or the next to execute on
- * this CPU.
+ * thread executes. The thread is the calling one, or the one that executes next
+ * on this CPU.
  */
 static inline bool perfctr_is_dumpable(struct task_struct *task)
 {
@@ -157,7 +156,7 @@ static inline bool perfctr_context_names(struct task_struct *task,
 #define PERFCTR_TIME_BOOKED(events) ((events)->timestamp)
 #endif
 
-/* Returns perf's work that wakes and signals those who wait for the event. */
+/* Returns the irq_work by which perf wakes and signals waiters. */
 static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
@@ -167,16 +166,16 @@ static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 #endif
 }
 
-/* Has perf wake and signal those who wait for the event. */
+/* Makes perf wake and signal those who wait for the event. */
 static inline void perfctr_event_wake(struct perf_event *event)
 {
 	irq_work_queue(perfctr_event_work(event));
 }
 
 /*
- * Makes that work lazy: after it is queued it waits until its CPU does other
- * work, or until the tick. perf has not queued it yet, so nobody else changes
- * its flags, and the work keeps this one.
+ * Makes that irq_work lazy: after it is queued it waits until its CPU does
+ * other work, or until the tick. perf has not queued it yet, so nobody else
+ * changes its flags, and it keeps this one.
  */
 static inline void perfctr_event_work_waits(struct perf_event *event)
 {
@@ -200,7 +199,7 @@ static inline void perfctr_sample_has_branches(struct perf_sample_data *data,
 #endif
 }
 
-/* Has perf disable the event as soon as it can. */
+/* Makes perf disable the event as soon as it can. */
 static inline void perfctr_event_disable(struct perf_event *event)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
@@ -210,7 +209,7 @@ static inline void perfctr_event_disable(struct perf_event *event)
 	event->pending_disable = 1;
 	perfctr_event_wake(event);
 #else
-	/* perf wants to know on which CPU. */
+	/* perf wants to know the CPU on which it has to disable the event. */
 	WRITE_ONCE(event->pending_disable, smp_processor_id());
 	perfctr_event_wake(event);
 #endif
@@ -219,9 +218,9 @@ static inline void perfctr_event_disable(struct perf_event *event)
 /*
  * Runs the event's BPF program, if it has one, and returns whether perf is to
  * write the sample. Up to 6.9 the overflow handler runs the program itself. For
- * its own PMUs perf sees to it that no program interrupts another one, because
- * these PMUs sample in NMIs. This module samples with interrupts disabled and
- * not in NMIs, so that cannot happen.
+ * its own PMUs, which sample in NMIs, perf makes sure that no program
+ * interrupts another one. This module samples with interrupts disabled and not
+ * in NMIs, so that cannot happen.
  */
 static inline bool perfctr_event_wants(struct perf_event *event,
 				       struct perf_sample_data *data,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Keeps the possible CPUs, and gives the core its memory. */
+/* Manages the possible CPUs, and gives the core its memory. */
 
 #include <linux/cpumask.h>
 #include <linux/gfp.h>
@@ -21,11 +21,12 @@ void *perfctr_glue_alloc_page(void)
 }
 
 /*
- * Has the kernel set CR4.PCE on this CPU, because from 7.0 on no module but KVM
- * may do that. The kernel sets it when it enters the address space of a
+ * Makes the kernel set CR4.PCE on this CPU, because from 7.0 on no module but
+ * KVM may set it. The kernel sets it when it enters the address space of a
  * process. While a kernel thread such as this one executes, the CPU keeps the
- * address space of the process before. Here the CPU leaves that, so that the
- * kernel has to enter it again before the process goes on.
+ * address space of the process that executed before. This function makes the
+ * CPU leave it, so that the kernel has to enter it again before the process
+ * goes on.
  */
 static void perfctr_leave(struct work_struct *unused)
 {
@@ -45,7 +46,7 @@ int perfctr_cpus_init(void)
 			perfctr_core_vcpus_free();
 			return -ENOMEM;
 		}
-		/* A mapping also has pages for numbers that no CPU has. */
+		/* Mappings also have pages for numbers that are no CPU's. */
 		if (!cpu_possible(cpu))
 			continue;
 		INIT_WORK(per_cpu_ptr(&perfctr_cpus.leave, cpu), perfctr_leave);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * perf's events on this CPU: the callbacks of struct pmu. perf adds an event on
- * the CPU on which the event's task executes, or on the event's own CPU, and
- * removes it again. The core decides which counter counts it (src/perf).
+ * the CPU that executes the event's task, or on the event's own CPU, and
+ * removes it again. The core decides which counter counts the event (src/perf).
  */
 
 #include <linux/bitops.h>
@@ -68,8 +68,9 @@ void perfctr_glue_event_stall(u32 index, u64 stalled)
 }
 
 /*
- * perf holds locks now, so that no signal can be sent before they are free. Its
- * own work for an event is done together with this one.
+ * perf holds locks now, and no signal can be sent before it releases them. The
+ * irq_work of perf's own that belongs to an event is done together with this
+ * one.
  */
 void perfctr_glue_report_later(void)
 {
@@ -97,7 +98,7 @@ void perfctr_pmu_disable(struct pmu *unused)
 
 /*
  * Makes registers for a place in the kernel where interrupts were disabled. The
- * hypervisor gives no others. From the stack pointer perf finds those callers
+ * hypervisor gives only these. By the stack pointer, perf finds the callers
  * that are still on the stack.
  */
 static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
@@ -112,7 +113,10 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 	return at;
 }
 
-/* Returns what the core has chosen, or NULL if a kernel thread has none. */
+/*
+ * Returns the registers that the core has chosen. A kernel thread may have
+ * none, for which this is NULL.
+ */
 static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 					  const struct perfctr_hv_place *place,
 					  struct pt_regs *at)
@@ -128,7 +132,7 @@ static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 	}
 }
 
-/* The core has names of its own for what is in perf's stack of branches. */
+/* The core names the contents of perf's stack of branches itself. */
 static_assert(sizeof(struct perfctr_branch_stack) ==
 	      sizeof(struct perf_branch_stack) +
 		      PERFCTR_BRANCHES_MAX * sizeof(struct perf_branch_entry));
@@ -164,8 +168,8 @@ static void perfctr_sample(struct perf_event *event, struct pt_regs *regs,
 	}
 	event->overflow_handler(event, &data, regs);
 	/*
-	 * A signal that was asked for an event is also sent for the events that
-	 * were inherited from it.
+	 * If somebody has asked for a signal of an event, events that were
+	 * inherited from it send it, too.
 	 */
 	if (owner->fasync && event->pending_kill) {
 		event->pending_wakeup = 1;
@@ -201,7 +205,7 @@ void perfctr_event_start(struct perf_event *event, int flags)
 				 local64_read(&event->hw.period_left));
 }
 
-/* Returns whether perf wants its books updated, and has not had it done. */
+/* Returns whether perf wants its books updated, and they are not up to date. */
 static bool perfctr_event_is_unread(const struct perf_event *event, int flags)
 {
 	return flags & PERF_EF_UPDATE && !(event->hw.state & PERF_HES_UPTODATE);
@@ -273,7 +277,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 }
 
 /*
- * Handles the interrupt. It comes after an overflow, and after the host has
+ * Handles the interrupt that comes after an overflow, and after the host has
  * allowed or forbidden the domain to count.
  */
 void perfctr_events_overflow(void)
@@ -295,9 +299,9 @@ void perfctr_events_overflow(void)
 		place.sp = regs->sp;
 	}
 	/*
-	 * Those who wait for these samples are woken and signalled now.
-	 * Otherwise perf would have the CPU interrupt itself for it, as it must
-	 * after an NMI. In a guest that takes a hypercall, or exits.
+	 * Wakes and signals those who wait for these samples now. Otherwise
+	 * perf would make the CPU interrupt itself for it, as it must after an
+	 * NMI. In a guest that takes a hypercall, or exits.
 	 */
 	if (perfctr_core_events_interrupt(
 		    cpu->core, perfctr_core_of_task(current), &place) &&

@@ -2,11 +2,13 @@
 /*
  * A thread's counters change only while the thread stands still. The thread
  * itself changes them with interrupts disabled, and its tracer changes them
- * while the thread is stopped. A stopped thread can be woken at any time, for
- * example by SIGKILL. Waking takes the thread's pi_lock. So a caller that holds
- * this lock and has seen that the thread is off its run queue and off its CPU
- * keeps the thread asleep. Whether a thread is the caller's tracee and stays
- * asleep is certain only while the lock is held, so it is decided here.
+ * while the thread is stopped.
+ *
+ * A stopped thread can be woken at any time, for example by SIGKILL. Waking
+ * takes the thread's pi_lock. So a caller keeps the thread asleep if it holds
+ * this lock and has seen that the thread is off its run queue and off its CPU.
+ * Only while the lock is held is it certain that a thread is the caller's
+ * tracee and stays asleep, so this file decides that.
  */
 
 #include <linux/pid.h>
@@ -28,7 +30,7 @@ static bool perfctr_is_stopped_tracee(struct task_struct *task)
 }
 
 /*
- * Returns whether the thread has left its CPU. The switch has then also called
+ * Returns whether the thread has left its CPU. Then the switch has also called
  * this module.
  */
 static bool perfctr_is_asleep(struct task_struct *task)
@@ -38,8 +40,8 @@ static bool perfctr_is_asleep(struct task_struct *task)
 }
 
 /*
- * Takes the thread's pi_lock, and keeps it if the thread is asleep. A stopped
- * thread may need a moment until it has left its CPU.
+ * Takes the thread's pi_lock, and keeps the lock if the thread is asleep. A
+ * stopped thread may need a moment until it has left its CPU.
  */
 static int perfctr_pin(struct task_struct *task, unsigned long *flags)
 {
@@ -61,7 +63,7 @@ static int perfctr_pin(struct task_struct *task, unsigned long *flags)
 	return -ESRCH;
 }
 
-/* Holds the calling thread, or a stopped tracee of it. */
+/* Holds the calling thread, or its stopped tracee. */
 int perfctr_hold(struct perfctr_hold *hold, struct task_struct *task)
 {
 	hold->task = task;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The device's two kinds of mappings. One is read-only, and has the thread's
- * page and behind it each vCPU's. The other one is the thread's ring. In a
- * guest whose kernel owns CR4, a process may execute RDPMC while it has a
+ * The device's two kinds of mappings. One kind is read-only, and has the
+ * thread's page and behind it the page of each vCPU. The other kind is the
+ * thread's ring.
+ *
+ * In a guest whose kernel owns CR4, a process may execute RDPMC while it has a
  * mapping of the first kind. The kernel keeps a count of such mappings for each
- * process, and looks at it whenever it changes the address space. In a
+ * process, and reads it whenever it changes the address space. In a
  * paravirtualised guest the hypervisor owns CR4, and allows RDPMC to vCPUs with
  * a page.
  */
@@ -14,7 +16,7 @@
 
 #include "perfctr.h"
 
-/* Called on each CPU that may have the address space. */
+/* The kernel calls this on each CPU that may have the address space. */
 static void perfctr_pce_here(void *mm)
 {
 	if (current->active_mm == mm)
@@ -23,8 +25,8 @@ static void perfctr_pce_here(void *mm)
 }
 
 /*
- * Called when the first such mapping of a process begins, or when the last one
- * has ended. A process without threads executes nothing any more.
+ * This is called when the first such mapping of a process begins, and when the
+ * last one has ended. A process without threads executes nothing any more.
  */
 static void perfctr_pce_changed(struct mm_struct *mm)
 {
@@ -94,8 +96,8 @@ static int perfctr_map_counters(struct perfctr_thread *thread,
 }
 
 /*
- * The mapping keeps the file open, and the file keeps the pages. VM_MAYSHARE is
- * looked at, because the kernel clears VM_SHARED for descriptors that are not
+ * The mapping keeps the file open, and the file keeps the pages. This tests
+ * VM_MAYSHARE, because the kernel clears VM_SHARED for descriptors that are not
  * open for writing.
  */
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma)

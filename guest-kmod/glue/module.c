@@ -68,5 +68,5 @@ module_exit(perfctr_exit);
 MODULE_DESCRIPTION(
 	"Per-thread hardware performance counters in a virtual machine");
 MODULE_LICENSE("Dual MIT/GPL");
-/* The same as in the workspace's Cargo.toml. */
+/* This is the version in the workspace's Cargo.toml. */
 MODULE_VERSION("0.1.0");

@@ -15,14 +15,14 @@
 
 /*
  * perf keeps a context for each task that ever had an event, until the task
- * ends. The context names the PMU, so the module has to stay as long.
+ * ends. The context points to the PMU, so the module must stay loaded as long.
  */
 #define PERFCTR_CONTEXTS_LOOK_MS 500
 
 static atomic_t perfctr_contexts_are_held;
 /*
- * One task with such a context, or NULL. Others are looked for only when this
- * one has no such context any more.
+ * One task with such a context, or NULL. The module looks for another one only
+ * when this one has no such context any more.
  */
 static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
@@ -64,7 +64,7 @@ static void perfctr_contexts_hold(unsigned int look_in_ms)
 			      msecs_to_jiffies(look_in_ms));
 }
 
-/* If an event is destroyed from now on, the module is held anew. */
+/* If an event is destroyed from here on, it holds the module anew. */
 static void perfctr_contexts_look(struct work_struct *unused)
 {
 	atomic_xchg(&perfctr_contexts_are_held, false);
@@ -74,8 +74,8 @@ static void perfctr_contexts_look(struct work_struct *unused)
 }
 
 /*
- * perf destroys an event, whose task's context may stay. Until this returns
- * perf keeps the module loaded.
+ * perf destroys an event, and the context of the event's task may stay. perf
+ * keeps the module loaded until this returns.
  */
 static void perfctr_pmu_destroy(struct perf_event *unused)
 {
@@ -107,7 +107,7 @@ static bool perfctr_pmu_fits(struct perf_event *event)
 	return perfctr_core_events_fit(group, events);
 }
 
-/* The core has names of its own for the first fields of this structure. */
+/* The core names the first fields of this structure itself. */
 static_assert(offsetof(struct perf_event_attr, branch_sample_type) ==
 	      offsetof(struct perfctr_event_attr, branch_sample_type));
 
@@ -133,7 +133,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
-	/* event.c has this work done whenever an event samples. */
+	/* event.c queues this irq_work whenever an event samples. */
 	if (is_sampling_event(event))
 		perfctr_event_work_waits(event);
 	if (period) {

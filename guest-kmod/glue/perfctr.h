@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the files of the module share, the kernel's headers that most of them
- * need among it. A file calls only files that come before it here.
+ * Declarations that the module's files share, and the kernel's headers that
+ * most of them need. A file calls only files that come before it here.
  */
 #ifndef PERFCTR_H
 #define PERFCTR_H
@@ -26,26 +26,24 @@
 /* A possible CPU. It is changed on that CPU only, with interrupts disabled. */
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
-	/* The core's note of who may see the registered page. */
+	/* The core's note which observers may see the registered page. */
 	const struct perfctr_shown *shown;
-	/*
-	 * The number of perf's events on this CPU, at which each switch looks.
-	 */
+	/* The number of perf's events on this CPU. Each switch reads it. */
 	unsigned int events;
-	/* The number of those whose samples have branches. */
+	/* The number of those events whose samples have branches. */
 	unsigned int recorded_events;
 	/*
 	 * Reports an overflow to the current thread as soon as perf's locks are
 	 * free.
 	 */
 	struct irq_work report;
-	/* Has the kernel set CR4.PCE anew before a process goes on here. */
+	/* Makes the kernel set CR4.PCE anew before a process goes on here. */
 	struct work_struct leave;
 };
 
 /*
- * The counters of one thread, or of a whole CPU. The thread has a reference
- * while it is linked, and each descriptor that is bound has one.
+ * The counters of one thread, or of a whole CPU. A thread to which they are
+ * linked has a reference, and so has each descriptor that is bound.
  */
 struct perfctr_thread {
 	struct preempt_notifier notifier;
@@ -60,7 +58,7 @@ struct perfctr_thread {
 	 * freed.
 	 */
 	struct perfctr_ring *ring;
-	/* Where to wait for records, and for the thread's end. */
+	/* Waits for records, and for the thread's end. */
 	wait_queue_head_t wait;
 	/* Protects the core's copy of the last control that was accepted. */
 	struct mutex lock;
@@ -68,14 +66,13 @@ struct perfctr_thread {
 	u64 core[];
 };
 
-/* platform/: what differs between hypervisors. */
+/* platform/: the differences between hypervisors. */
 struct perfctr_platform {
 	const char *name;
 	/*
-	 * Whether the interrupt's handler is itself called as irq_work. Then
-	 * the kernel does the work that waits after the handler has ended. The
-	 * handler must not have it done, since it could call itself in this
-	 * way.
+	 * Whether the interrupt's handler is itself called as irq_work. If so,
+	 * the kernel runs other pending irq_work after the handler has ended.
+	 * The handler must not run it, since it could call itself in this way.
 	 */
 	bool interrupts_by_work;
 	int (*hypercall)(u32 op, void *argument, u32 length);
@@ -159,7 +156,7 @@ void perfctr_unprobe(struct perfctr_probe *probe);
 void perfctr_stop_if_idle(void);
 void perfctr_watch_exit(void);
 
-/* hold.c: has a thread stand still. */
+/* hold.c: makes a thread stand still. */
 struct perfctr_hold {
 	struct task_struct *task;
 	/*
@@ -208,8 +205,8 @@ int perfctr_debugfs_init(void);
 void perfctr_debugfs_exit(void);
 
 /*
- * Returns the effective user of the calling thread, or of the next thread to
- * execute on this CPU.
+ * Returns the effective user of the calling thread, or of the thread that
+ * executes next on this CPU.
  */
 static inline u32 perfctr_euid(struct task_struct *task)
 {

@@ -7,7 +7,7 @@
 #include "perfctr_abi.h"
 
 /*
- * Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
+ * Bytes of a thread object.  With the memory that C has beside it, it fits the allocator's 2 KiB.
  */
 #define PERFCTR_THREAD_BYTES 1920
 
@@ -78,7 +78,7 @@ enum perfctr_registers {
 };
 
 /*
- * An action of a vCPU, which it does with interrupts disabled.
+ * An action that a vCPU does with interrupts disabled.
  */
 struct perfctr_call;
 
@@ -88,7 +88,7 @@ struct perfctr_call;
 struct perfctr_core_thread;
 
 /*
- * A user, with the pages that its threads see of vCPUs.
+ * A user, with the pages of vCPUs that its threads see.
  */
 struct perfctr_core_user;
 
@@ -103,17 +103,17 @@ struct perfctr_core_vcpu;
 typedef const struct perfctr_core_thread *perfctr_on_thread;
 
 /*
- * The right to use a vCPU, which executes this with interrupts disabled.
+ * The right to use a vCPU. This vCPU executes the code with interrupts disabled.
  */
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu;
 
 /*
- * The counters of the thread that executes this, if it has any, as OnThread.
+ * The counters of the thread that executes this, if it has any, with the guarantees of
  */
 typedef const struct perfctr_core_thread *perfctr_present;
 
 /*
- * The right to the thread's vCPU, or none while a tracer keeps it asleep.
+ * The right to use the thread's vCPU, or none while a tracer keeps the thread asleep.
  */
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu_or_asleep;
 
@@ -260,15 +260,15 @@ struct perfctr_shown {
 };
 
 /*
- * What C has to do for a request that is admitted.
+ * What C has to copy for a request that is admitted.
  */
 struct perfctr_admitted {
   /*
-   * Unit: bytes that are copied from the caller first.
+   * The bytes to copy from the caller first, unit: bytes.
    */
   uint32_t bytes_in;
   /*
-   * Unit: bytes that are copied to the caller at the end.
+   * The bytes to copy to the caller at the end, unit: bytes.
    */
   uint32_t bytes_out;
 };
@@ -361,7 +361,7 @@ extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 
 /*
- * Executes RDPMC of ECX, and returns the value in RAX and RDX.
+ * Executes RDPMC with the index in ECX, and returns the value in RAX and RDX.
  */
 extern void perfctr_glue_rdpmc(void);
 
@@ -388,12 +388,12 @@ void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu 
 uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
- * Returns what to report to the thread after an ioctl; see ThreadPmu::report and `pack`.
+ * Returns the report to the thread after an ioctl; see ThreadPmu::report and `pack`.
  */
 uint64_t perfctr_core_report(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Stops the thread's counters; see ThreadPmu::stop.  Without a vCPU the thread is asleep.
+ * Stops the thread's counters; see ThreadPmu::stop.  If there is no vCPU, the thread is
  */
 void perfctr_core_stop(perfctr_on_thread thread, perfctr_on_vcpu_or_asleep vcpu);
 
@@ -419,12 +419,12 @@ int perfctr_core_read_published(const struct perfctr_core_thread *thread,
 extern void perfctr_glue_call_all(const void *call);
 
 /*
- * Has one CPU do so. Returns `-ENXIO` if it is offline.
+ * Has one CPU execute it. Returns `-ENXIO` if the CPU is offline.
  */
 extern int perfctr_glue_call_one(uint32_t cpu, const void *call);
 
 /*
- * Has the vCPU do what it was called for. Whoever counts CPUs holds their mutex until then.
+ * Does the action for which the vCPU was called. For CPU-wide counting the caller holds the mutex
  */
 void perfctr_core_called(const struct perfctr_call *call,
                          perfctr_on_vcpu vcpu,
@@ -433,14 +433,14 @@ void perfctr_core_called(const struct perfctr_call *call,
 extern bool perfctr_glue_cpu_is_online(uint32_t cpu);
 
 /*
- * Makes counters that are not linked, of root. Returns null without memory.
+ * Makes counters that belong to root and are not linked. Returns null if there is no memory.
  */
 extern void *perfctr_glue_counters_new(void);
 
 extern void perfctr_glue_counters_free(void *counters);
 
 /*
- * Has switches watched before pages are registered. Returns 0, or an error.
+ * Begins to watch switches, as must be done before pages are registered. Returns 0, or an
  */
 extern int perfctr_glue_watch(void);
 
@@ -457,12 +457,12 @@ int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
 void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
 
 /*
- * Executes a request about CPUs for the descriptor `by`.  Returns what the request returns.
+ * Executes a request about CPUs for the descriptor `by`.  Returns the request's result.
  */
 int perfctr_core_request_of_cpus(uint32_t number, uint64_t by, void *argument);
 
 /*
- * Returns whether CPUs are this descriptor's; see Admission::is_owner.
+ * Returns whether this descriptor owns the CPUs; see Admission::is_owner.
  */
 bool perfctr_core_owns_cpus(uint64_t by);
 
@@ -482,12 +482,12 @@ extern uint64_t perfctr_glue_event_time(uint32_t index, enum perfctr_event_time 
 extern void perfctr_glue_event_progress(uint32_t index, const struct perfctr_progress *progress);
 
 /*
- * Subtracts this from the time for which perf's books say that an event has run.
+ * Subtracts `stalled` from the time that an event has run, according to perf's books.
  */
 extern void perfctr_glue_event_stall(uint32_t index, uint64_t stalled);
 
 /*
- * Has perf take a sample of an event, of which so many periods have passed.
+ * Has perf take a sample of an event. This many periods of the event have passed.
  */
 extern void perfctr_glue_event_sample(uint32_t index,
                                       enum perfctr_registers registers,
@@ -500,7 +500,7 @@ extern void perfctr_glue_event_sample(uint32_t index,
 extern void perfctr_glue_report_later(void);
 
 /*
- * Finds out what an event needs that is opened with these attributes; see EventConfig::open.
+ * Finds out what an event with these attributes needs; see EventConfig::open.
  */
 int perfctr_core_event_open(const struct perfctr_event_attr *attr,
                             struct perfctr_event_config *out,
@@ -517,7 +517,7 @@ uint16_t perfctr_core_event_select(uint64_t id);
 bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t count);
 
 /*
- * Adds an event, and returns its number.  `thread` are the counters of the thread that executes,
+ * Adds an event, and returns its number.  `thread` has the counters of the thread that executes,
  */
 int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            const struct perfctr_event_config *event,
@@ -545,7 +545,7 @@ void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index, bool is_unrea
 void perfctr_core_event_read(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
- * Fills in the branches before the overflow of an event.
+ * Fills in the branches that were recorded before an event overflowed.
  */
 void perfctr_core_event_branches(perfctr_on_vcpu vcpu,
                                  uint32_t index,
@@ -557,34 +557,34 @@ void perfctr_core_event_branches(perfctr_on_vcpu vcpu,
 void perfctr_core_forget_records(perfctr_on_vcpu vcpu);
 
 /*
- * Does what has to be done when perf disables its PMU.
+ * Does what is needed when perf disables its PMU.
  */
 void perfctr_core_events_disable(perfctr_on_vcpu vcpu);
 
 /*
- * Does what has to be done when perf enables its PMU.  `thread` are the counters of the thread
+ * Does what is needed when perf enables its PMU.  `thread` has the counters of the thread that
  */
 void perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
 
 /*
- * Handles the interrupt of an overflow for perf's events.  `thread` are the counters of the thread
+ * Handles the interrupt of an overflow for perf's events.  `thread` has the counters of the thread
  */
 bool perfctr_core_events_interrupt(perfctr_on_vcpu vcpu,
                                    perfctr_present thread,
                                    const struct perfctr_hv_place *interrupted);
 
 /*
- * Says in the kernel's log what this CPU has failed to do.
+ * Writes to the kernel's log what this CPU has failed to do.
  */
 extern void perfctr_glue_log(const char *what, int error);
 
 /*
- * Has the page never used for anything else.
+ * Makes sure that the page is never used for anything else.
  */
 extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 
 /*
- * Asks the hypervisor when the module is loaded.  If the hypervisor refuses, the function also
+ * Asks the hypervisor when the module is loaded.  If the hypervisor refuses, `found` says what was
  */
 int perfctr_core_handshake(uint32_t cpus, const char **found);
 
@@ -594,17 +594,17 @@ int perfctr_core_handshake(uint32_t cpus, const char **found);
 int perfctr_core_handshake_again(void);
 
 /*
- * Is called when the machine was restored as a whole.
+ * C calls this after the machine was restored as a whole.
  */
 void perfctr_core_restored(void);
 
 /*
- * Allocates bytes that are 0 and aligned to 8 at least, or returns null.  Sleeps.
+ * Allocates zeroed bytes that are aligned to at least 8 bytes, or returns null.  Sleeps.
  */
 extern void *perfctr_glue_alloc(size_t bytes);
 
 /*
- * Allocates a page that is 0, or returns null.  Sleeps.
+ * Allocates a zeroed page, or returns null.  Sleeps.
  */
 extern void *perfctr_glue_alloc_page(void);
 
@@ -614,12 +614,12 @@ extern void *perfctr_glue_alloc_page(void);
 const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Switches the thread in, and returns what to report to it; see `pack`.
+ * Switches the thread in, and returns the report to it; see `pack`.
  */
 uint64_t perfctr_core_switch_in(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Switches the thread in, counts what that costs, and returns what to report to it; see `pack`.
+ * Switches the thread in, counts the cost of that, and returns the report to it; see `pack`.
  */
 uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
@@ -690,7 +690,7 @@ int perfctr_core_may_map(const struct perfctr_core_thread *thread,
                          uint32_t ring_pages);
 
 /*
- * Returns a page of the counters' mapping: the thread's, and behind it that of each vCPU.
+ * Returns a page of the counters' mapping: the thread's page, or behind it the page of a vCPU.
  */
 const void *perfctr_core_mapped_page(const struct perfctr_core_thread *thread, uint32_t index);
 
@@ -710,17 +710,17 @@ void perfctr_core_restore_begin(const struct perfctr_core_vcpu *vcpu);
 uint32_t perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * See Restoration::wants_look.
+ * Returns whether somebody has to look for a restore; see Restoration::wants_look.
  */
 bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Looks whether the machine was restored, and registers the vCPU's page anew then.
+ * Looks whether the machine was restored, and then registers the vCPU's page anew.
  */
 void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Reads a frame of the calling thread's stack. Returns whether it is in memory.
+ * Reads a frame of the calling thread's stack. Returns whether the frame is in memory.
  */
 extern bool perfctr_glue_read_frame(uint64_t address, struct perfctr_frame *frame);
 
@@ -740,7 +740,7 @@ extern void perfctr_glue_ring_write(const void *counters, const struct perfctr_r
 extern void perfctr_glue_ring_wake(const void *counters);
 
 /*
- * Reports overflows to the thread that executes; see Reporter::report.  `overflows` is what
+ * Reports overflows to the thread that executes; see Reporter::report.  `pack` has made
  */
 void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    perfctr_on_vcpu vcpu,
@@ -772,7 +772,7 @@ bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 extern void perfctr_glue_present(struct perfctr_subject *present);
 
 /*
- * Does what has to be done before another thread executes in place of `present`.  C calls it if
+ * Does what is needed before another thread executes in place of `present`.  C calls this if that
  */
 void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            perfctr_present present,
@@ -780,7 +780,7 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            const struct perfctr_core_thread *coming);
 
 /*
- * Does what has to be done after the rights of the thread that executes have changed without a
+ * Does what is needed after the rights of the thread that executes have changed without a switch;
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
@@ -790,7 +790,7 @@ void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 extern void perfctr_glue_put_container(uint64_t container);
 
 /*
- * Has `perfctr_core_users_take_back` called after a while, and not sooner.
+ * Has C call `perfctr_core_users_take_back` after this time, and not sooner.
  */
 extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
@@ -824,7 +824,7 @@ struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 void perfctr_core_vcpus_free(void);
 
 /*
- * Brings the vCPU online.  If `error` is not 0, the kernel has refused the interrupt of overflows
+ * Brings the vCPU online.  If `error` is not 0, the kernel has refused to bind the interrupt of
  */
 int perfctr_core_vcpu_online(perfctr_on_vcpu vcpu, int error);
 
@@ -834,17 +834,17 @@ int perfctr_core_vcpu_online(perfctr_on_vcpu vcpu, int error);
 void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
 
 /*
- * Does what has to be done before the machine sleeps.  `present` executes on its last vCPU.
+ * Does what is needed before the machine sleeps.  `present` executes on its last vCPU.
  */
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * Does what has to be done when the machine has slept, on its first vCPU.
+ * Does what is needed when the machine has slept, on its first vCPU.
  */
 void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu);
 
 /*
- * Returns the name of statistic `index`, or null behind the last, and its value on all vCPUs.
+ * Returns the name of statistic `index`, or null behind the last, and stores its sum over all
  */
 const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 
@@ -854,22 +854,22 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 extern int perfctr_glue_watch_begin(void);
 
 /*
- * Notes that somebody may need registered pages from now on, and has switches watched before.
+ * Notes that somebody may need registered pages from now on, and begins to watch switches first.
  */
 int perfctr_core_watch_join(void);
 
 /*
- * Does the same where somebody has joined already; see Watch::join_others.  C needs no lock.
+ * Adds a watcher if there is one already; see Watch::join_others.  C needs no lock.
  */
 bool perfctr_core_watch_join_others(void);
 
 /*
- * See Watch::leave.
+ * Removes a watcher; see Watch::leave.
  */
 void perfctr_core_watch_leave(void);
 
 /*
- * Takes pages back that nobody needs.  Returns whether the watch has ended; see Watch::end.  C
+ * Unregisters pages that nobody needs.  Returns whether the watch has ended; see Watch::end.
  */
 bool perfctr_core_watch_end(bool is_exit);
 

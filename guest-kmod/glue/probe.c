@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Finds tracepoints, which the kernel does not export by their names. */
+/* Finds tracepoints, whose names the kernel does not export. */
 
 #include <linux/string.h>
 #include <linux/tracepoint.h>
@@ -29,7 +29,7 @@ int perfctr_probe(struct perfctr_probe *probe)
 
 /*
  * The probe may still run somewhere until tracepoint_synchronize_unregister()
- * has returned. Nothing is done with a probe that is not registered.
+ * has returned. This does nothing with a probe that is not registered.
  */
 void perfctr_unprobe(struct perfctr_probe *probe)
 {

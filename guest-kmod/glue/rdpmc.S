@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Reads the counter whose number is in ECX to RAX and RDX. No other register
- * changes, so that callers have nothing to save at each switch. After the
- * caller has looked at the page, and before it executes the instruction, the
- * host may take back the right to read counters. The instruction faults then.
- * The result is 0, and all bits of R10 are set, which holds the caller's stamp
- * of the page. So the caller does not take the 0 for a count. R10 is the
- * register that the most frequent callers can spare.
+ * changes, so that callers have nothing to save at each switch.
+ *
+ * After the caller has looked at the page, and before it executes the
+ * instruction, the host may take back the right to read counters. Then the
+ * instruction faults, and the result is 0. R10 holds the caller's stamp of the
+ * page, and the fault sets all of its bits, so that the caller does not take
+ * the 0 for a count. R10 is the register that the most frequent callers can
+ * spare.
  */
 
 #include <linux/linkage.h>

@@ -44,9 +44,8 @@ void perfctr_ring_free(struct perfctr_ring *ring)
 }
 
 /*
- * Called by the thread itself, so that none of its overflows comes meanwhile.
- * The ring's memory cannot be swapped out, so it is charged to the thread's
- * user.
+ * The thread itself calls this, so none of its overflows comes meanwhile. The
+ * ring's memory cannot be swapped out, so it is charged to the thread's user.
  */
 int perfctr_ring_begin(struct perfctr_thread *thread,
 		       const struct perfctr_ring_request *request)
@@ -80,7 +79,7 @@ int perfctr_ring_begin(struct perfctr_thread *thread,
 	return err;
 }
 
-/* A thread that ends has no memory any more, and executes in another's. */
+/* A thread that ends has lost its memory, and uses another address space. */
 bool perfctr_glue_read_frame(u64 address, struct perfctr_frame *frame)
 {
 	return current->mm &&
@@ -102,7 +101,7 @@ void perfctr_glue_ring_write(const void *counters,
 	record->count = place->count;
 	record->tsc = place->tsc;
 	record->counter = place->counter;
-	/* Frame pointers of 32 bits are not followed. */
+	/* Frame pointers of 32-bit programs are not followed. */
 	record->callers =
 		perfctr_core_ring_callers(user_64bit_mode(regs) ? regs->bp : 0,
 					  (u64 *)(record + 1), place->callers);
@@ -126,8 +125,8 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table)
 		return EPOLLERR;
 	poll_wait(file, &thread->wait, table);
 	/*
-	 * Either this sees the record, or the writer of the record sees who
-	 * waits.
+	 * Either this sees the new record, or the writer of the record sees
+	 * this waiter.
 	 */
 	smp_mb();
 	if (perfctr_core_ring_is_ready(perfctr_core_of(thread)))
@@ -145,7 +144,7 @@ u32 perfctr_ring_pages(const struct perfctr_thread *thread)
 	return ring ? ring->pages : 0;
 }
 
-/* The caller knows that there is a ring, and a ring stays. */
+/* The caller knows that there is a ring, which then stays. */
 int perfctr_ring_mmap(struct perfctr_thread *thread, struct vm_area_struct *vma)
 {
 	return vm_map_pages_zero(vma, thread->ring->page, thread->ring->pages);

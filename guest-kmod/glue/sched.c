@@ -13,7 +13,7 @@
 
 #include "perfctr.h"
 
-/* The most pending signals that are looked at to find one. */
+/* At most this many pending signals are examined to find one. */
 #define PERFCTR_QUEUE_LOOK 16
 
 static bool perfctr_cost;
@@ -30,9 +30,9 @@ static struct perfctr_thread *perfctr_of(struct preempt_notifier *notifier)
 /*
  * Returns whether the calling thread will get the signal that was just sent to
  * it. The kernel drops a signal that the thread ignores. It also drops a
- * standard signal if one of the same number is already pending. A signal that
- * was queued just now is at the end of the list, or near it. Of a real-time
- * signal it is enough that one is pending.
+ * standard signal if one with the same number is already pending. A signal that
+ * was queued just now is at the end of the list, or near it. For a real-time
+ * signal, any pending one suffices.
  */
 static bool perfctr_is_queued(int number)
 {
@@ -72,8 +72,8 @@ bool perfctr_glue_send_signal(u32 number, u32 counters)
 }
 
 /*
- * Reports overflows that the core has found to the calling thread. Interrupts
- * are disabled, and no lock is held that a signal needs.
+ * Reports to the calling thread the overflows that the core has found.
+ * Interrupts are disabled, and no lock that a signal needs is held.
  */
 void perfctr_report(struct perfctr_thread *thread, u64 overflows)
 {
@@ -97,8 +97,8 @@ void perfctr_report_current(void)
 }
 
 /*
- * Resumes the thread's counters. Returns what to report to the thread.
- * Interrupts are disabled.
+ * Resumes the thread's counters. Returns the report to the thread. Interrupts
+ * are disabled.
  */
 static inline u64 perfctr_resume(struct perfctr_thread *thread)
 {
@@ -145,8 +145,8 @@ static void perfctr_report_here(struct irq_work *unused)
 }
 
 /*
- * The work is not initialised where it is defined: most releases of Linux leave
- * addresses 0 in the data that a module has for each CPU.
+ * The irq_work is not initialised at its definition: most releases of Linux
+ * leave addresses 0 in a module's per-CPU data.
  */
 int perfctr_sched_init(void)
 {
@@ -161,9 +161,9 @@ int perfctr_sched_init(void)
 }
 
 /*
- * The list of a thread changes only while the thread stands still. So the
- * thread itself may walk the list, and so may the holder of the thread and the
- * switch to it.
+ * The list of a thread changes only while the thread stands still. So these may
+ * walk the list: the thread itself, the holder of the thread, and the switch to
+ * it.
  */
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 {
@@ -194,7 +194,7 @@ void perfctr_resume_current(void)
 
 /*
  * The thread `next` executes here from now on, and perhaps must not see the
- * registered page. Interrupts are disabled.
+ * page that is registered. Interrupts are disabled.
  */
 static noinline void perfctr_leave_to(struct task_struct *next)
 {
@@ -206,9 +206,9 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 }
 
 /*
- * Does for nearly all threads what the core's rule Shown::may_execute says. It
- * is here because each switch asks it. A thread with a program has namespaces,
- * so nsproxy is not NULL.
+ * Does for nearly all threads what the core's rule Shown::may_execute says. C
+ * does it here, because each switch asks. A thread with a program has
+ * namespaces, so nsproxy is not NULL.
  */
 static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 				       struct task_struct *next)
@@ -222,18 +222,17 @@ static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 }
 
 /*
- * A probe of switches. It is called before the counters of the thread that
- * leaves are suspended. Most switches are between threads of one user, or
- * happen where no page is registered. Without a page the core has to know of
- * the switch only if perf has events here, which may go on with the next
- * thread.
+ * A probe of switches. It is called before the counters of the leaving thread
+ * are suspended. Most switches are between threads of one user, or happen where
+ * no page is registered. Without a page, the core has to know of the switch
+ * only if perf has events here, since they may go on with the next thread.
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	const struct perfctr_shown *shown = cpu->shown;
 
-	/* No thread's branches are in a sample of the next one. */
+	/* A sample must not have branches of a previous thread. */
 	if (unlikely(cpu->recorded_events))
 		perfctr_core_forget_records(cpu->core);
 	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Exec, exit and fork, by the scheduler's tracepoints. The thread itself
- * executes the probes. The one of exec comes before the new program's first
- * instruction, and the one of exit before the descriptors are closed.
+ * executes the probes. The probe of exec comes before the new program's first
+ * instruction, and the probe of exit before the descriptors are closed.
  */
 
 #include <linux/binfmts.h>
@@ -19,8 +19,8 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 						bprm->secureexec))
 		perfctr_thread_unlink(thread);
 	/*
-	 * The calling thread may have other rights now, and no switch has
-	 * noticed it.
+	 * The calling thread may have other rights now, without a switch that
+	 * would have noticed that.
 	 */
 	local_irq_disable();
 	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_of_task(current));
@@ -53,7 +53,7 @@ int perfctr_task_init(void)
 	return err;
 }
 
-/* When this returns no probe runs any more. */
+/* When this returns, no probe runs any more. */
 void perfctr_task_exit(void)
 {
 	unsigned int i;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * A thread's counters: their lifetime, and what is done with them. Two callers
+ * A thread's counters: their lifetime and the operations on them. Two callers
  * may bind the same thread or the same descriptor at once, and a thread may be
- * unlinked meanwhile. This file decides who is first, because only it holds the
- * locks that settle this. The core decides everything else.
+ * unlinked meanwhile. This file decides which of them is first, because only it
+ * holds the locks that settle this. The core decides everything else.
  */
 
 #include <linux/module.h>
@@ -89,7 +89,7 @@ static int perfctr_link_held(struct perfctr_thread *thread,
 		return -EEXIST;
 	}
 	WRITE_ONCE(thread->task, task);
-	/* preempt_notifier_register() works for the calling thread only. */
+	/* preempt_notifier_register() only works for the calling thread. */
 	hlist_add_head(&thread->notifier.link, &task->preempt_notifiers);
 	__module_get(THIS_MODULE);
 	kref_get(&thread->kref);

@@ -13,12 +13,12 @@
 #include "perfctr.h"
 
 /*
- * Protects the core's list of users. A user who has counters is found without
- * it.
+ * Protects the core's list of users. The core finds a user who has counters
+ * without this lock.
  */
 static DEFINE_MUTEX(perfctr_users_lock);
 
-/* Containers are distinguished by the namespaces of their processes. */
+/* A container is identified by the PID namespace of a thread's children. */
 static struct pid_namespace *perfctr_container(struct task_struct *task)
 {
 	struct nsproxy *proxy = READ_ONCE(task->nsproxy);
@@ -26,7 +26,7 @@ static struct pid_namespace *perfctr_container(struct task_struct *task)
 	return proxy ? proxy->pid_ns_for_children : NULL;
 }
 
-/* Describes the calling thread, or one that does not execute now. */
+/* Describes the calling thread, or one that is not executing now. */
 struct perfctr_subject perfctr_subject_of(struct task_struct *task)
 {
 	return (struct perfctr_subject){
@@ -80,9 +80,9 @@ static struct pid_namespace *perfctr_container_get(struct task_struct *task)
 }
 
 /*
- * Returns the user of the machine to whom a user's pages are charged. Anybody
- * can make namespaces with users of their own, but the outermost one was made
- * by a user of the machine. If that user is root, as with most containers, the
+ * Returns the machine's user to whom a user's pages are charged. Anybody can
+ * make namespaces with users of their own, but one of the machine's users has
+ * made the outermost one. If that user is root, as with most containers, the
  * container's own root is charged.
  */
 static kuid_t perfctr_owner(const struct cred *cred)
@@ -128,7 +128,7 @@ int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 	return err ? err : perfctr_core_thread_init(core, tid, user);
 }
 
-/* Nobody has counters now, and no page is registered any more. */
+/* Nobody has counters now, and no page is registered. */
 void perfctr_users_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_users_work);

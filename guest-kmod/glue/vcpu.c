@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * vCPUs: their pages, CPU hotplug, the machine's sleep, and the kernel's end.
+ * vCPUs: their pages, CPU hotplug, and the sleep and the reboot of the machine.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -50,9 +50,10 @@ int perfctr_glue_call_one(u32 cpu, const void *call)
 }
 
 /*
- * Called on the CPU that comes online. A CPU is of use without counters, so it
- * comes online even if the hypervisor refuses its page. But the module is not
- * loaded if it is refused on a CPU that is already online.
+ * The kernel calls this on the CPU that comes online. A CPU is useful without
+ * counters, so it comes online even if the hypervisor refuses its page. But the
+ * module is not loaded if the hypervisor refuses the page of a CPU that is
+ * already online.
  */
 static int perfctr_vcpu_online(unsigned int cpu)
 {
@@ -79,7 +80,7 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 }
 
 /*
- * Before a machine sleeps all CPUs but the boot CPU are taken offline. The
+ * Before a machine sleeps, all CPUs but the boot CPU are taken offline. The
  * thread that executes this may have counters that count.
  */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
@@ -109,7 +110,7 @@ static void perfctr_vcpus_take_back(void)
 	if (!perfctr_is_loaded)
 		return;
 	unregister_syscore(&perfctr_syscore);
-	/* An interrupt that is on its way still finds its handler. */
+	/* An interrupt that is still on its way finds its handler. */
 	perfctr_is_loaded = false;
 	cpuhp_remove_state(perfctr_cpuhp_state);
 	perfctr_platform->off_restore();
@@ -127,7 +128,10 @@ static int perfctr_reboot(struct notifier_block *block, unsigned long action,
 	return NOTIFY_DONE;
 }
 
-/* It is called after perf's own, which removes perf's events from the CPUs. */
+/*
+ * This is called after perf's own notifier, which removes perf's events from
+ * the CPUs.
+ */
 static struct notifier_block perfctr_reboot_block = {
 	.notifier_call = perfctr_reboot,
 	.priority = INT_MIN,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Watches switches while anybody has counters, so that a kernel in which nobody
- * counts pays nothing. The core decides when (src/watch.rs). A switch that is
- * under way on a CPU when the watch begins may not be noticed. No page is
- * registered on that CPU then: a CPU registers its page itself, outside of a
- * switch or at its end. So the next switch is watched.
+ * counts pays nothing. The core decides when (src/watch.rs).
+ *
+ * A switch that is under way on a CPU when the watch begins may not be noticed.
+ * But no page is registered on that CPU then: a CPU registers its page itself,
+ * outside of a switch or at its end. So the next switch is watched.
  */
 
 #include <linux/cpumask.h>
@@ -19,7 +20,7 @@ static DEFINE_MUTEX(perfctr_watch_lock);
 static struct perfctr_probe perfctr_switches = { "sched_switch",
 						 perfctr_on_switch };
 
-/* The lock is held. */
+/* The caller holds the lock. */
 int perfctr_glue_watch_begin(void)
 {
 	int err = perfctr_probe(&perfctr_switches);

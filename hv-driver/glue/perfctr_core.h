@@ -47,17 +47,17 @@
 #define PERFCTR_ARGUMENT_BYTES 776
 
 /*
- * The PMU has not interrupted by the NMI: perfctr_core_nmi.
+ * The result of perfctr_core_nmi if the PMU has not raised the NMI.
  */
 #define PERFCTR_NMI_FOREIGN 0
 
 /*
- * The PMU has interrupted, and that was handled: perfctr_core_nmi.
+ * The result of perfctr_core_nmi if the PMU has raised the NMI, and it was handled.
  */
 #define PERFCTR_NMI_HANDLED 1
 
 /*
- * A guest's counter has interrupted: perfctr_core_nmi.
+ * The result of perfctr_core_nmi if a guest's counter has raised the NMI.
  */
 #define PERFCTR_NMI_GUEST 2
 
@@ -112,7 +112,7 @@ typedef uint32_t perfctr_rings;
 #endif // __STDC_VERSION__ >= 202311L
 
 /*
- * What the core has the host do.
+ * A step that the core has the host do.
  */
 enum perfctr_host_step
 #if __STDC_VERSION__ >= 202311L
@@ -124,7 +124,7 @@ enum perfctr_host_step
    */
   PERFCTR_HOST_STEP_RESERVE,
   /*
-   * Give up what is reserved.
+   * Give up the reserved counters.
    */
   PERFCTR_HOST_STEP_RELEASE,
   /*
@@ -144,7 +144,7 @@ enum perfctr_host_step
    */
   PERFCTR_HOST_STEP_TAKE_CPUS,
   /*
-   * Have every CPU be as it was.
+   * Return every CPU to its former state.
    */
   PERFCTR_HOST_STEP_GIVE_CPUS_BACK,
   /*
@@ -390,12 +390,12 @@ struct perfctr_guest {
 
 
 /*
- * Asks the physical CPU that executes this what it can do.
+ * Reads what the physical CPU that executes this can do.
  */
 void perfctr_core_read_cpuid(struct perfctr_cpuid *cpuid);
 
 /*
- * Parses the value of the option `perfctr`; returns 0, or -1 and in `why` what was expected.
+ * Parses the value of the option `perfctr`. Returns 0, or -1 and stores in `why` what was
  */
 int perfctr_core_parse(const char *text,
                        uint32_t length,
@@ -403,7 +403,7 @@ int perfctr_core_parse(const char *text,
                        struct perfctr_why *why);
 
 /*
- * Decides whether this CPU is usable; returns 0, or -1 and in `why` the reason.
+ * Decides whether this CPU is usable. Returns 0, or -1 and stores the reason in `why`.
  */
 int perfctr_core_init(struct perfctr_core_driver *driver,
                       const struct perfctr_cpuid *cpuid,
@@ -431,7 +431,7 @@ int perfctr_core_cpu_up(const struct perfctr_core_cpu *cpu,
 void perfctr_core_cpu_down(const struct perfctr_core_cpu *cpu);
 
 /*
- * Returns whether the host lets the domain count; `controls` says that it is the control domain.
+ * Returns whether the host lets the domain count; `controls` says whether it is the control
  */
 bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          const struct perfctr_core_domain *domain,
@@ -443,7 +443,7 @@ bool perfctr_core_allows(const struct perfctr_core_driver *driver,
 void perfctr_core_demand_begins(const struct perfctr_core_domain *domain);
 
 /*
- * Notes that one of these vCPUs needs them no more; returns whether it was the domain's last.
+ * Notes that one of these vCPUs needs the counters no more. Returns whether it was the last one.
  */
 bool perfctr_core_demand_ends(const struct perfctr_core_domain *domain);
 
@@ -454,7 +454,7 @@ bool perfctr_core_needs_counters(const struct perfctr_core_driver *driver,
                                  const struct perfctr_core_domain *domain);
 
 /*
- * Allows the domain to count within limits, or forbids it.
+ * Allows the domain to count within limits, or forbids it to count.
  */
 perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *driver,
                                               const struct perfctr_core_domain *domain,
@@ -462,7 +462,7 @@ perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *
                                               const struct perfctr_hv_domain *wanted);
 
 /*
- * Parses a domain's number and its limits, see hv_driver::policy::parse; returns 0 or a
+ * Parses a domain's number and its limits; see hv_driver::policy::parse. Returns 0 or a
  */
 int perfctr_core_parse_policy(const char *text,
                               uint32_t length,
@@ -470,7 +470,7 @@ int perfctr_core_parse_policy(const char *text,
                               struct perfctr_hv_domain *wanted);
 
 /*
- * Adds a domain to the answer, if it is asked for; see Driver::add_domain.
+ * Adds a domain to the answer, if the caller has asked for it; see Driver::add_domain.
  */
 void perfctr_core_add_domain(const struct perfctr_core_driver *driver,
                              struct perfctr_hv_domains *answer,
@@ -479,7 +479,7 @@ void perfctr_core_add_domain(const struct perfctr_core_driver *driver,
                              bool controls);
 
 /*
- * Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
+ * Registers `page` for the calling vCPU, `id` of `domain`, or lets it go on from the page.
  */
 int perfctr_core_register(const struct perfctr_core_cpu *cpu,
                           struct perfctr_core_vcpu *vcpu,
@@ -496,7 +496,7 @@ int perfctr_core_register(const struct perfctr_core_cpu *cpu,
 void perfctr_core_unregister(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * Drops the page of a vCPU that is switched in and gets another state; see Vcpu::abandon.
+ * Drops the page of a vCPU that is switched in and whose state is replaced; see Vcpu::abandon.
  */
 void perfctr_core_abandon(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
@@ -511,7 +511,7 @@ void perfctr_core_run_stranger(const struct perfctr_core_cpu *cpu);
 bool perfctr_core_switch_from(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * Notes the place of overflows that were just seen; see Vcpu::overflowed_at.
+ * Notes the place of overflows that the driver has just found; see Vcpu::overflowed_at.
  */
 void perfctr_core_overflowed_at(struct perfctr_core_vcpu *vcpu,
                                 const struct perfctr_hv_place *place);
@@ -531,21 +531,21 @@ bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             bool controls);
 
 /*
- * Prepares for the next instruction, which enters the guest; see Vcpu::enter_guest.
+ * Prepares the vCPU before the next instruction enters the guest; see Vcpu::enter_guest.
  */
 void perfctr_core_enter_guest(const struct perfctr_core_cpu *cpu,
                               struct perfctr_core_vcpu *vcpu,
                               bool kernel);
 
 /*
- * Notes a change of the guest's mode; returns whether to send it the virtual interrupt.
+ * Notes a change of the guest's mode. Returns whether to send the guest the virtual interrupt.
  */
 bool perfctr_core_toggle(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
                          bool kernel);
 
 /*
- * Stops the vCPU that is current here if the host forbids its domain to count, or to count with
+ * Stops the vCPU that is current here, if the host forbids its domain to count, or to count with
  */
 bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
@@ -553,12 +553,12 @@ bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
                          bool controls);
 
 /*
- * Handles an interrupt of the PMU; returns whether to send the vCPU the virtual interrupt.
+ * Handles an interrupt of the PMU. Returns whether to send the vCPU the virtual interrupt.
  */
 bool perfctr_core_interrupt(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * Returns whether RDPMC has to exit also from a vCPU with a page.
+ * Returns whether RDPMC also has to exit from a vCPU that has a page.
  */
 bool perfctr_core_rdpmc_exits(const struct perfctr_core_driver *driver);
 
@@ -573,7 +573,7 @@ bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_masked);
 
 /*
- * Handles an NMI that has come to the CPU of `cpu`, which is up, and whose ring is null while it
+ * Handles an NMI that has come to the CPU of `cpu`, which is up. Returns an `NMI_*` number.
  */
 uint32_t perfctr_core_nmi(const struct perfctr_core_cpu *cpu,
                           bool is_masked,
@@ -582,22 +582,22 @@ uint32_t perfctr_core_nmi(const struct perfctr_core_cpu *cpu,
                           const struct perfctr_hv_place *left);
 
 /*
- * Returns whether samples in `ring` say where guests were left; a ring that is null has none.
+ * Returns whether samples in `ring` say where guests were left, which is false if `ring` is null.
  */
 bool perfctr_core_is_at_guests(const struct perfctr_core_ring *ring);
 
 /*
- * Begins a session of samples; returns 0 or a negative error number.  C holds its lock.
+ * Begins a session of samples. Returns 0 or a negative error number.  C holds the profile's lock.
  */
 int perfctr_core_begin_profile(const struct perfctr_core_driver *driver);
 
 /*
- * Ends the session; returns whether there was one.  C holds its lock.
+ * Ends the session. Returns whether there was one.  C holds the profile's lock.
  */
 bool perfctr_core_end_profile(const struct perfctr_core_driver *driver);
 
 /*
- * Begins to sample the physical CPU that executes this; returns whether it does.
+ * Begins to sample the physical CPU that executes this. Returns whether that has begun.
  */
 bool perfctr_core_start_samples(const struct perfctr_core_cpu *cpu,
                                 const struct perfctr_core_ring *ring,
@@ -609,7 +609,7 @@ bool perfctr_core_start_samples(const struct perfctr_core_cpu *cpu,
 void perfctr_core_stop_samples(const struct perfctr_core_cpu *cpu);
 
 /*
- * Takes the oldest samples of `ring`, which is null if that CPU is not sampled; returns 0 or a
+ * Takes the oldest samples of `ring`, which is null if that CPU is not sampled. Returns 0 or a
  */
 int perfctr_core_take_samples(const struct perfctr_core_driver *driver,
                               const struct perfctr_core_ring *ring,
@@ -628,24 +628,24 @@ bool perfctr_core_account(const struct perfctr_core_cpu *cpu,
 void perfctr_core_account_next(const struct perfctr_core_cpu *cpu, perfctr_rings rings);
 
 /*
- * Begins to account an event; returns 0 or a negative error number.  C holds its lock.
+ * Begins to account an event. Returns 0 or a negative error number.  C holds the accounts' lock.
  */
 int perfctr_core_begin_accounts(const struct perfctr_core_driver *driver,
                                 const struct perfctr_hv_accounting *accounting);
 
 /*
- * Ends the accounting; returns whether there was one.  C holds its lock.
+ * Ends the accounting. Returns whether there was one.  C holds the accounts' lock.
  */
 bool perfctr_core_end_accounts(const struct perfctr_core_driver *driver);
 
 /*
- * Begins an answer; returns a negative error number, or whether all CPUs are to account first.
+ * Begins an answer. Returns 0, 1 if all CPUs have to account first, or a negative error number.
  */
 int perfctr_core_wants_accounts(const struct perfctr_core_driver *driver,
                                 struct perfctr_hv_accounts *answer);
 
 /*
- * Adds a vCPU's account to the answer, if it is asked for; returns whether there is room for more.
+ * Adds a vCPU's account to the answer, if it was asked for. Returns whether there is room for
  */
 bool perfctr_core_add_account(const struct perfctr_core_driver *driver,
                               struct perfctr_hv_accounts *answer,
@@ -655,7 +655,7 @@ bool perfctr_core_add_account(const struct perfctr_core_driver *driver,
                               perfctr_rings rings);
 
 /*
- * Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
+ * Stops guests' counters on the physical CPU of `cpu`, if somebody else has let them count.
  */
 void perfctr_core_close_gate(const struct perfctr_core_cpu *cpu);
 
@@ -670,7 +670,7 @@ void perfctr_core_add_stats(const struct perfctr_core_cpu *cpu, struct perfctr_h
 void perfctr_core_query(const struct perfctr_core_driver *driver, struct perfctr_hv_query *query);
 
 /*
- * Serves a hypercall; returns 0 or a negative error number.
+ * Serves a hypercall. Returns 0 or a negative error number.
  */
 int perfctr_core_hypercall(const struct perfctr_core_driver *driver,
                            void *caller,
@@ -679,27 +679,27 @@ int perfctr_core_hypercall(const struct perfctr_core_driver *driver,
                            uint32_t length);
 
 /*
- * Reads a register that perhaps does not exist; returns whether the read did not fault.
+ * Reads a register that may not exist. Returns whether the read has worked without a fault.
  */
 extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
 
 /*
- * Writes a register that perhaps does not exist; returns whether the write did not fault.
+ * Writes a register that may not exist. Returns whether the write has worked without a fault.
  */
 extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
 /*
- * Sets what the hardware loads into the register that enables counters when the current vCPU
+ * Sets the values that the hardware loads into the register that enables counters: `inside`
  */
 extern void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside);
 
 /*
- * Copies the hypercall's argument in; returns 0 or a negative error number.
+ * Copies the hypercall's argument from the guest. Returns 0 or a negative error number.
  */
 extern int perfctr_glue_copy_in(void *caller, void *to, uint32_t length);
 
 /*
- * Copies the hypercall's argument back; returns 0 or a negative error number.
+ * Copies the hypercall's argument back to the guest. Returns 0 or a negative error number.
  */
 extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length);
 
@@ -709,12 +709,12 @@ extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length
 extern int perfctr_glue_permits(bool control);
 
 /*
- * Returns the driver's part of the current domain, and whether that is the control domain.
+ * Returns the driver's part of the current domain, and stores whether it is the control
  */
 extern const struct perfctr_core_domain *perfctr_glue_domain(bool *controls);
 
 /*
- * Writes the kind of the current domain; returns false if the domain can have no counters.
+ * Stores the kind of the current domain. Returns false if the domain can have no counters.
  */
 extern bool perfctr_glue_guest(struct perfctr_guest *guest);
 
@@ -729,17 +729,17 @@ extern const struct perfctr_core_cpu *perfctr_glue_cpu(void);
 extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
 
 /*
- * Returns the current domain's number, see `HvQuery::machine`.
+ * Returns the current domain's number; see `HvQuery::machine`.
  */
 extern uint64_t perfctr_glue_machine(void);
 
 /*
- * Has the host give its counters to the driver, if the current vCPU has a page and may count;
+ * Makes the host give its counters to the driver, if the current vCPU has a page and may
  */
 extern int perfctr_glue_take_counters(void);
 
 /*
- * Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
+ * Pins the frame, and registers it for the current vCPU or goes on with it. Returns 0 or an
  */
 extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);
 
@@ -794,7 +794,7 @@ extern int perfctr_glue_accounts_read(struct perfctr_hv_accounts *answer);
 extern int perfctr_glue_accounts_stop(void);
 
 /*
- * Does one step, and returns what the step says, or 0.  It may sleep.
+ * Does one step, and returns the result that the step names, or 0.  It may sleep.
  */
 extern int perfctr_glue_host_step(perfctr_host_step step);
 
@@ -806,7 +806,7 @@ void perfctr_core_settle(struct perfctr_core_reservation *reservation,
                          uint64_t now_ns);
 
 /*
- * Returns 0 if the driver has the counters, or the error that a vCPU gets that needs them.
+ * Returns 0 if the driver has the counters, or the error for a vCPU that needs them.
  */
 int perfctr_core_reservation_state(const struct perfctr_core_reservation *reservation);
 

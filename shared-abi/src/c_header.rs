@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The generator of the C header that declares this crate's constants and structures.
 //!
-//! `include/perfctr_abi.h` is this module's output, committed so that C in the hypervisor and in
-//! the kernel module can include it without a build of Rust; `cargo xtask headers` writes it.
-//! Structures carry assertions of their size and of every offset, so the compilers of both confirm
+//! `include/perfctr_abi.h` is this module's output. It is committed, so that C in the hypervisor
+//! and in the kernel module can include it without a build of Rust. `cargo xtask headers` writes
+//! it. The header asserts the size and every offset of each structure, so both C compilers confirm
 //! the layout that Rust asserts.
 
 use core::fmt::{self, Write};
@@ -117,7 +117,7 @@ typedef int32_t __s32;
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// The errors of `out`.
 pub fn write(out: &mut impl Write) -> fmt::Result {
     out.write_str(HEAD)?;
     for (name, value) in CONSTANTS {

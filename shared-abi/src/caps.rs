@@ -32,7 +32,7 @@ pub const CAPS_GUEST_ONLY: u32 = 1 << 4;
 /// [`PmuCaps::features`]: event numbers have 12 bits (APM volume 2, 13.2.1).
 pub const CAPS_EVENT_12BIT: u32 = 1 << 5;
 /// [`PmuCaps::features`]: the host lets guests also count events that are not known to count only
-/// the guest's own logical processor, see [`arch`](crate::arch).
+/// the guest's own logical processor; see [`arch`](crate::arch).
 pub const CAPS_ALL_EVENTS: u32 = 1 << 6;
 /// [`PmuCaps::features`]: the processor has an erratum by which some events may change the counters
 /// of the sibling hardware thread.
@@ -45,8 +45,8 @@ pub const CAPS_SHARED_MASKS: u32 = 1 << 8;
 pub struct PmuCaps {
     /// The vendor whose event numbers the PMU uses: `VENDOR_*`.
     pub vendor: u32,
-    /// Version of Intel's architectural performance monitoring; 0 on AMD.  It is only shown to
-    /// people; no decision depends on it.
+    /// Version of Intel's architectural performance monitoring; 0 on AMD.  It is only displayed: no
+    /// decision depends on it.
     pub version: u32,
     /// `CAPS_*` bits.
     pub features: u32,
@@ -169,8 +169,8 @@ impl PmuCaps {
         less
     }
 
-    /// Returns the slots of the first counters, of which there are `number` or as many as this PMU
-    /// has: general ones first, and then fixed ones.
+    /// Returns the slots of the first `number` counters, or of all if this PMU has fewer: general
+    /// ones first, and then fixed ones.
     pub fn first(&self, number: u32) -> u32 {
         slots_of(self.slots()).take(number as usize).fold(0, |mask, slot| mask | slot.bit())
     }

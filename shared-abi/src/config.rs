@@ -112,7 +112,7 @@ impl Config {
     pub const NONE: Self =
         Self { slots: 0, sampling: 0, evntsel: [0; MAX_SLOTS], period: [0; MAX_SLOTS] };
 
-    /// Validates `counters`, which may come from anybody, against what the PMU has.
+    /// Validates `counters`, which may come from anybody, for this PMU.
     pub fn new(caps: &PmuCaps, counters: &[CounterConfig]) -> Result<Self, ConfigError> {
         if counters.len() > MAX_SLOTS {
             return Err(ConfigError::TooMany);
@@ -171,8 +171,8 @@ impl Config {
         self.evntsel.get(slot.index()).copied().unwrap_or(0)
     }
 
-    /// Returns a mask of the slots that count in a mode.  `ring` has the mode's bit of an event
-    /// select; with both bits the mask has the slots that count in either mode.
+    /// Returns a mask of the slots that count in a mode.  `ring` is the mode's bit of an event
+    /// select. If it has both bits, the mask has the slots that count in either mode.
     pub fn slots_in_ring(&self, ring: u64) -> u32 {
         slots_of(self.slots)
             .filter(|&slot| self.evntsel(slot) & ring != 0)
@@ -188,7 +188,7 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
-    /// Does what [`joined`](Self::joined) does, but also returns `None` if one of the two
+    /// Does the same as [`joined`](Self::joined), but also returns `None` if one of the two
     /// interrupts.
     pub fn joined_unless_sampling(&self, other: &Config) -> Option<Config> {
         if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn event_selects_have_the_manuals_bits() {
-        // SDM volume 3, figure 20-1: all that a guest may set, and what it may not.
+        // The SDM, volume 3, figure 20-1: the bits that a guest may set, and those that it may not.
         assert!(
             Config::new(&caps(), &[counter(0, 0xffc7_00c0)]).is_ok_and(|config| {
                 config.evntsel(PhysSlot::general(0).unwrap()) == 0xffc7_00c0
@@ -489,7 +489,7 @@ mod tests {
     #[test]
     fn events_that_may_count_others_need_the_hosts_consent() {
         let user = EVNTSEL_USR | EVNTSEL_EN;
-        // L2 requests, loads that retire, bus transactions, and an event that has no name.
+        // L2 requests, retired loads, bus transactions, and an event without a name.
         for event in [0x4f_24, 0x81_d0, 0x20_6f, 0xff_ff] {
             let asked = [counter(0, event | user)];
             assert_eq!(Config::new(&caps(), &asked).err(), Some(ConfigError::Event), "{event:#x}");

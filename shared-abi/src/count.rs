@@ -66,7 +66,7 @@ mod tests {
     fn difference_is_modular_at_every_width() {
         for bits in 32..=64 {
             let mask = CounterWidth::new(bits).unwrap().mask();
-            // Crossing the sign bit and crossing zero are where fixed-width code goes wrong.
+            // Fixed-width code fails most often where the value crosses the sign bit or zero.
             for start in [0, 1, mask / 2, mask / 2 + 1, mask - 99, mask] {
                 for events in [0, 1, 100, 200, mask / 2, mask - 1, mask] {
                     let raw = start.wrapping_add(events) & mask;

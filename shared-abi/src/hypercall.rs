@@ -44,12 +44,12 @@ pub const HYPERCALL_NUMBER: u32 = 53;
 pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
 
 /// The vector that the module writes to the interrupt controller's entry for the PMU in a guest of
-/// KVM.
-/// Processors ignore it beside the delivery mode NMI (SDM volume 3, local vector table).
+/// KVM. With the delivery mode NMI, processors ignore the vector (SDM volume 3, local vector
+/// table).
 ///
-/// The VMM saves and restores the vector with the entry.  The vector tells the driver that this
-/// guest knows what the NMI after a restoration means.  Another kernel would take that NMI for a
-/// fault of the machine.
+/// The VMM saves and restores the vector together with the entry.  It tells the driver that this
+/// guest knows the meaning of the NMI after a restoration.  Another kernel would take that NMI for
+/// a fault of the machine.
 pub const KVM_LVTPC_VECTOR: u32 = 0x50;
 
 /// The guest and the hypervisor exchange their ABI versions, and the guest learns what the PMU can
@@ -99,8 +99,8 @@ pub const OP_ACCOUNTS_READ: u32 = 13;
 /// The control domain ends the accounting. Accounts that it has not read are lost.
 pub const OP_ACCOUNTS_STOP: u32 = 14;
 
-/// The hypervisor discards the branches that were recorded for the calling vCPU, and records those
-/// of these kinds that the vCPU takes from now on.
+/// The hypervisor discards the branches that were recorded for the calling vCPU. From now on it
+/// records the vCPU's branches of the kinds in the argument.
 ///
 /// It records until the next such call, or until the page is no longer registered or the domain may
 /// no longer count.  Sums and configuration do not change.
@@ -163,7 +163,7 @@ pub struct HvQuery {
     /// Out: what the PMU can do.
     pub caps: WireCaps,
     /// Out: a number of the caller's domain, which changes when the domain is restored or allowed
-    /// to count. It is 0 if the guest learns of this in another way.
+    /// to count. It is 0 if the guest learns of these events in another way.
     pub machine: u64,
     /// Must be 0.
     pub reserved_tail: u64,
@@ -329,10 +329,10 @@ pub const BRANCHES_INDIRECT_JUMPS: u32 = 1 << 6;
 /// [`HvRecord::filter`]: jumps whose distance is in the instruction.
 pub const BRANCHES_RELATIVE_JUMPS: u32 = 1 << 7;
 
-/// The bits of [`HvRecord::filter`] that are modes.
+/// The bits of [`HvRecord::filter`] that select modes.
 pub const BRANCHES_MODES: u32 = BRANCHES_USER | BRANCHES_KERNEL;
-/// The bits of [`HvRecord::filter`] that are kinds of branches.  There is none for far branches:
-/// they lead to the hypervisor, or come from it.
+/// The bits of [`HvRecord::filter`] that select kinds of branches.  No bit selects far branches,
+/// because they lead to the hypervisor or come from it.
 pub const BRANCHES_KINDS: u32 = BRANCHES_CONDITIONAL
     | BRANCHES_RELATIVE_CALLS
     | BRANCHES_INDIRECT_CALLS
@@ -385,7 +385,7 @@ pub const BRANCHES_MAX: usize = 16;
 
 /// Argument of [`OP_BRANCHES`].
 ///
-/// The driver reads the records where it notes the overflow's place, see [`HvPlace`]. It clears the
+/// The driver reads the records when it notes the overflow's place; see [`HvPlace`]. It clears the
 /// records when the vCPU is switched in.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -414,8 +414,8 @@ layout!(HvBranches, "perfctr_hv_branches", 392, {
 #[repr(C)]
 pub struct HvProfile {
     /// The event, and the rings, in the layout of [`CounterConfig::evntsel`]. The hypervisor
-    /// executes in ring 0, and so do the kernels of guests with rings of their own. 64-bit PV
-    /// guests execute in ring 3 only.
+    /// executes in ring 0, and so does the kernel of a guest that has rings of its own. 64-bit PV
+    /// guests execute only in ring 3.
     pub evntsel: u64,
     /// A sample is taken after this many events on each physical CPU, at least
     /// [`PROFILE_PERIOD_MIN`].
@@ -536,10 +536,10 @@ pub struct HvAccount {
     pub flags: u32,
     /// Always 0.
     pub reserved: u32,
-    /// What the vCPU has executed itself, in its kernel and in its user mode.
+    /// The events while the vCPU executed its own code, in its kernel and in its user mode.
     pub executed: u64,
-    /// What the hypervisor has executed while the vCPU was current, for whatever purpose. A switch
-    /// of vCPUs counts as work for the one that is switched in.
+    /// The events while the hypervisor executed and the vCPU was current, for whatever purpose. A
+    /// switch of vCPUs counts as work for the one that is switched in.
     pub hypervisor: u64,
 }
 

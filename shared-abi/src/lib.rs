@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! This crate holds what two privilege levels must agree on, and nothing else.
+//! This crate holds only what two privilege levels must agree on.
 //!
 //! A counter's value is composed at two levels (see [`count`]).  The hypervisor publishes one
 //! [`VcpuPage`] for each virtual CPU, and the guest kernel publishes one [`ThreadPage`] for each

@@ -34,10 +34,11 @@ pub trait Counters {
     fn clock(&self) -> u64;
 
     /// Reads a hardware counter as a part of a read with this stamp.  If the CPU does not let the
-    /// caller read counters, the value has no meaning, and the stamp becomes
-    /// [one that is never valid](Stamp::not_read).
+    /// caller read counters, the value has no meaning, and the stamp becomes [one that is never
+    /// valid](Stamp::not_read).
     ///
-    /// This way a reader needs no instruction to find out: it compares the stamp anyway.
+    /// So a reader needs no instruction of its own to detect this, since it checks the stamp
+    /// anyway.
     #[inline(always)]
     fn counter_under(&self, index: u32, _stamp: &mut Stamp) -> u64 {
         self.counter(index)
@@ -59,21 +60,21 @@ pub trait Counters {
         half.load(Relaxed)
     }
 
-    /// Says whether a bit is set in either word, with a single branch.
+    /// Returns whether a bit is set in either word, with a single branch.
     #[inline(always)]
     fn any(&self, one: u64, other: u64) -> bool {
         black_box(one | other) != 0
     }
 
-    /// Gives the word back.  The compiler has to compute it here, and knows nothing of its value
-    /// afterwards.
+    /// Returns the same word.  The compiler has to compute the word here, and knows nothing of its
+    /// value afterwards.
     #[inline(always)]
     fn opaque(&self, word: u64) -> u64 {
         black_box(word)
     }
 }
 
-/// Why a direct read gives no value.
+/// The reason why a direct read gives no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadError {
     /// The thread may not read directly now, and has to ask the kernel.
@@ -89,7 +90,7 @@ pub enum ReadError {
     Faulted,
 }
 
-/// The result of a read.  The counters' values go to the caller's slice; they and the TSC are of
+/// The result of a read.  The counters' values go to the caller's slice. They and the TSC are of
 /// one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -116,7 +117,8 @@ pub fn read_thread<'a>(
 /// Makes one attempt of [`read_thread`].  Returns the TSC, or `None` if the attempt was disturbed
 /// or the pages do not let the thread read directly.
 ///
-/// It is shorter than [`read_thread`], because it keeps nothing for another attempt.
+/// This executes fewer instructions than [`read_thread`], because it keeps nothing for another
+/// attempt.
 #[inline(always)]
 pub fn try_read_thread<'a>(
     thread: &ThreadPage,
@@ -154,8 +156,8 @@ fn attempt<'a, const TSC: bool>(
     let mut retries = 0;
     loop {
         let change = match once::<TSC>(thread, vcpus, hw, counts) {
-            // One branch on both words: two would make an attempt's cost depend on which has
-            // changed, and compilers split even a joint comparison if they can.
+            // There is one branch on both words. With two, an attempt's cost would depend on which
+            // word has changed, and compilers split even a joint comparison if they can.
             Some((tsc, [thread_change, vcpu_change])) => {
                 if !hw.any(thread_change, vcpu_change) {
                     return Ok(Snapshot { tsc, retries });
@@ -178,15 +180,16 @@ fn attempt<'a, const TSC: bool>(
 
 /// Returns the error of the last attempt, given how the stamps changed.
 ///
-/// A hypervisor or kernel that takes the counters away usually also changes a page. So a reader
-/// that could not read a counter looks at the pages again, as often as after any other disturbance.
+/// When a hypervisor or kernel takes the counters away, it usually also changes a page. So a reader
+/// that could not read a counter repeats its attempt as often as after any other disturbance.
 #[cold]
 const fn no_attempt_left(change: u64) -> ReadError {
     if Stamp::was_not_read(change) { ReadError::Faulted } else { ReadError::Disturbed }
 }
 
 /// Makes one attempt for a running thread.  Returns its TSC and two words, which are both 0 if
-/// nothing has disturbed the attempt; `None` if the pages do not let the thread read directly.
+/// nothing has disturbed the attempt. Returns `None` if the pages do not let the thread read
+/// directly.
 #[inline(always)]
 fn once<'a, const TSC: bool>(
     thread: &ThreadPage,
@@ -208,7 +211,8 @@ fn once<'a, const TSC: bool>(
     }
     let tsc = if TSC {
         let phys = vcpu_tsc(vcpu, hw);
-        // Compilers would otherwise keep its six parts until they know that the attempt succeeds.
+        // Otherwise compilers keep the six parts of this sum until they know that the attempt
+        // succeeds.
         hw.opaque(log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys))
     } else {
         hw.fence();
@@ -226,7 +230,7 @@ fn once<'a, const TSC: bool>(
 }
 
 /// Answers a read that cannot be made directly.  If the thread does not count now, this copies its
-/// sums and returns that of the TSC; otherwise it returns the reason why there is no value.  It
+/// sums and returns the TSC's sum. Otherwise it returns the reason why there is no value.  It
 /// returns `None` if the pages have changed meanwhile.
 #[cold]
 #[inline(never)]
@@ -249,7 +253,7 @@ fn answer_indirectly<'a>(
     thread.seq.is_valid(stamp).then_some(answer)
 }
 
-/// Copies the sums of a thread that does not count now, and returns that of its TSC.
+/// Copies the sums of a thread that does not count now, and returns the TSC's sum.
 fn sums(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     if counts.len() > thread.counters.load(Relaxed) as usize {
         return Err(ReadError::Malformed);
@@ -281,7 +285,7 @@ fn refusal<'a>(
     vcpu.seq.is_valid(stamp).then_some(refusal)
 }
 
-/// Copies the sums of a thread's counters, and returns that of its TSC.
+/// Copies the sums of a thread's counters, and returns the TSC's sum.
 fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         *count = slot.sum.load(Relaxed);
@@ -289,8 +293,8 @@ fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     thread.tsc_sum.load(Relaxed)
 }
 
-/// Reads the sums that were last published for any thread, and returns that of its TSC.  Elements
-/// of `counts` behind the thread's last counter become 0.
+/// Reads the sums that were last published for any thread, and returns the TSC's sum.  Elements of
+/// `counts` behind the thread's last counter become 0.
 pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     for _ in 0..READ_ATTEMPTS_MAX {
         let stamp = thread.seq.stamp();
@@ -392,8 +396,8 @@ pub fn try_sample_vcpu<const N: usize>(
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
     }
-    // Compilers would otherwise keep all parts of the sum in registers until they know that the
-    // attempt succeeds, and the parts of each counter's sum as well.
+    // Otherwise compilers keep all parts of the sum in registers until they know that the attempt
+    // succeeds, and the parts of each counter's sum as well.
     let tsc = hw.opaque(vcpu_tsc(vcpu, hw));
     let mut counts = [0; N];
     for (count, (slot, &index)) in counts.iter_mut().zip(slots.iter().zip(indices)) {
@@ -433,7 +437,7 @@ mod tests {
     use super::*;
     use crate::thread_page::THREAD_TSC;
 
-    /// Counters of which number `n` reads as `pmc + n`.  Each read calls `disturb`, which may
+    /// Counters, of which number `n` reads as `pmc + n`.  Each read calls `disturb`, which may
     /// disturb the reader.
     struct FakeCounters<F: Fn()> {
         tsc: u64,
@@ -526,7 +530,7 @@ mod tests {
         assert_eq!(sample_vcpu(&vcpu, &hw, &slots), Err(ReadError::Disturbed));
     }
 
-    /// A CPU that does not let its readers read the first `left` times; `disturb` is called before.
+    /// A CPU that refuses the first `left` reads of counters. It calls `disturb` before each read.
     struct Refusing<F: Fn()> {
         left: Cell<u32>,
         disturb: F,
@@ -562,7 +566,7 @@ mod tests {
             assert_eq!(try_read_thread(&thread, |_| Some(&vcpu), &never, &mut [0]), None);
             assert_eq!(sample_vcpu(&vcpu, &never, &slots).err(), Some(ReadError::Faulted));
             assert_eq!(try_sample_vcpu(&vcpu, &never, &slots, &[2]), None);
-            // The clock needs no counter.
+            // A read of the clock alone needs no counter.
             assert!(read_thread(&thread, |_| Some(&vcpu), &never, &mut []).is_ok());
         }
         let soon = Refusing { left: Cell::new(3), disturb: || () };

@@ -26,8 +26,8 @@ impl sealed::Shared for Seq {}
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// The stamp of a read in which a counter could not be read.  No page ever has such a word: it
-    /// would take 2^62 writes.
+    /// The stamp of a read in which a counter could not be read.  No page's sequence word ever
+    /// becomes this number, which would take 2^62 writes.
     const NOT_READ: u64 = 1 << 63;
 
     /// Notes that a counter could not be read: the stamp is never valid from now on.
@@ -36,14 +36,14 @@ impl Stamp {
         self.0 = Self::NOT_READ;
     }
 
-    /// Gives the stamp to an instruction that may fault. If it faults, the code that handles the
+    /// Returns the stamp for an instruction that may fault. If it faults, the code that handles the
     /// fault sets all bits of the stamp, as [`not_read`](Self::not_read) does.
     #[inline(always)]
     pub fn word(&mut self) -> &mut u64 {
         &mut self.0
     }
 
-    /// Returns whether a [change](Seq::change) is that of a read in which a counter could not be
+    /// Returns whether a [change](Seq::change) comes from a read in which a counter could not be
     /// read.
     #[inline(always)]
     pub const fn was_not_read(change: u64) -> bool {
@@ -56,14 +56,14 @@ impl Seq {
     #[inline(always)]
     pub fn stamp(&self) -> Stamp {
         let stamp = Stamp(self.0.load(Ordering::Relaxed));
-        // ATOMICS: pairs with the release fence of `write`: data loaded below is not older than
-        // the stamp.
+        // ATOMICS: pairs with the release fence of `write`, so that data loaded below is not older
+        // than the stamp.
         fence(Ordering::Acquire);
         stamp
     }
 
     /// Returns whether no write was under way at the [`stamp`](Self::stamp) and none has begun
-    /// since then.  All values that were loaded in between are then of one moment.
+    /// since then.  Then all values that were loaded in between are of one moment.
     ///
     /// The check is one comparison at the end, not an early exit at an odd stamp, so that a failed
     /// attempt always costs the same number of instructions.
@@ -76,15 +76,15 @@ impl Seq {
     /// function `load` loads the word.
     #[inline(always)]
     pub fn change(&self, stamp: Stamp, load: impl FnOnce(&AtomicU64) -> u64) -> u64 {
-        // ATOMICS: data loaded above is loaded before the second look at the word.
+        // ATOMICS: data above is loaded before the sequence word is loaded again.
         fence(Ordering::Acquire);
         load(&self.0) ^ (stamp.0 & !1)
     }
 
     /// Returns how many writes have been made to the page.
     ///
-    /// A writer keeps this number itself.  Only a writer that takes over the page of a writer that
-    /// is gone reads the number here.
+    /// A writer keeps this number itself.  It reads the number here only if it takes over the page
+    /// of a writer that is gone.
     pub fn writes(&self) -> u64 {
         self.0.load(Ordering::Relaxed).div_ceil(2)
     }
@@ -99,8 +99,8 @@ impl Seq {
         let next = writes.wrapping_mul(2);
         let odd = next.wrapping_sub(1);
         self.0.store(odd, Ordering::Relaxed);
-        // ATOMICS: pairs with the acquire fences of the reader: whoever sees data stored below
-        // sees the odd word at its second look.
+        // ATOMICS: pairs with the acquire fences of the reader: a reader that sees data stored
+        // below sees the odd word when it loads the word again.
         fence(Ordering::Release);
         WriteGuard { seq: self, next }
     }
@@ -116,7 +116,7 @@ pub struct WriteGuard<'a> {
 impl Drop for WriteGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // ATOMICS: data stored above is visible to whoever sees the even word.
+        // ATOMICS: a reader that sees the even word also sees the data stored above.
         self.seq.0.store(self.next, Ordering::Release);
     }
 }

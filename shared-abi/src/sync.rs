@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The atomics of the shared pages.
 //!
-//! They are those of `core`, with two exceptions.  Loom's model checker uses its own, and the
-//! simulator uses `simulated` ones, which let it preempt the code at each access.
+//! They are those of `core`, with two exceptions.  Loom's model checker uses its own atomics, and
+//! the simulator uses `simulated` ones, by which it can preempt the code at each access.
 
 #[cfg(sim)]
 pub mod simulated;

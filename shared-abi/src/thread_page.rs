@@ -10,8 +10,8 @@ use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
 /// are the counts.
 pub const THREAD_ACTIVE: u32 = 1 << 0;
 /// [`ThreadPage::state`]: the thread may read its counters and the clock itself.  An active thread
-/// without this bit asks the kernel.  The bit is never set without [`THREAD_ACTIVE`], so that a
-/// reader needs to test only this one.
+/// without this bit asks the kernel.  The bit is never set without [`THREAD_ACTIVE`], so a reader
+/// needs to test only this bit.
 pub const THREAD_DIRECT: u32 = 1 << 1;
 /// [`ThreadPage::state`]: the time-stamp counter is counted.
 pub const THREAD_TSC: u32 = 1 << 2;
@@ -60,8 +60,8 @@ pub struct ThreadPage {
     pub size_bytes: AtomicU32,
     /// W: guest kernel.  `THREAD_*` bits.
     pub state: AtomicU32,
-    /// W: guest kernel.  The sequence word, which orders everything else in the page but
-    /// `ring_written`, see [`seq`](crate::seq).
+    /// W: guest kernel.  The sequence word, which orders everything else in the page except
+    /// `ring_written`; see [`seq`](crate::seq).
     pub seq: Seq,
     /// W: guest kernel.  The number of the vCPU on which the thread was last resumed.
     pub vcpu: AtomicU32,

@@ -32,7 +32,7 @@ pub struct VcpuSlot {
     /// W: hypervisor, R: guest, unit: events.  What was counted while the vCPU ran, up to the last
     /// fold.  It never goes backwards while the page is registered.
     pub sum: AtomicU64,
-    /// W: hypervisor, R: guest, unit: raw counter value. What the hardware counter held when it
+    /// W: hypervisor, R: guest, unit: raw counter value. The value of the hardware counter when it
     /// last began to run. It begins to run when the configuration is loaded, when the vCPU is
     /// switched in, when the guest enters a mode in which the counter counts, and after an
     /// overflow's interrupt. If the slot interrupts and the vCPU does not execute, this is the
@@ -66,7 +66,7 @@ pub struct VcpuPage {
     pub size_bytes: AtomicU32,
     /// W: hypervisor.  `VCPU_*` bits.
     pub flags: AtomicU32,
-    /// W: hypervisor.  The sequence word, which orders `flags` and everything below, see
+    /// W: hypervisor.  The sequence word, which orders `flags` and everything below; see
     /// [`seq`](crate::seq).
     pub seq: Seq,
     /// W: hypervisor at registration.  The vCPU's number in its domain.
@@ -75,8 +75,8 @@ pub struct VcpuPage {
     pub loaded: AtomicU32,
     /// W: hypervisor, unit: TSC ticks.  The time that this vCPU has run, up to the last fold.
     pub tsc_sum: AtomicU64,
-    /// W: hypervisor, unit: TSC value as the guest reads it.  The TSC when the vCPU was last
-    /// switched in, or when its page was registered.
+    /// W: hypervisor, unit: TSC value as the guest reads it.  The value of the TSC when the vCPU
+    /// was last switched in, or when its page was registered.
     pub tsc_start: AtomicU64,
     /// W: hypervisor.  Number of hypercalls that programmed a configuration.
     pub generation: AtomicU64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Bounds of a configuration, in numbers of the manual's.
+//! Tests the bounds of a configuration, in the manual's numbers.
 #![cfg(not(loom))]
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};

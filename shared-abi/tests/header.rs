@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The numbers that others were built with.
+//! Tests the numbers that programs outside this crate were built with.
 #![cfg(not(loom))]
 
 use shared_abi::hypercall::HvLoad;
 use shared_abi::{Errno, c_header};
 
-/// No number of the interface changes unless the header that C is built with does.
+/// No number of the interface may change unless the header for C changes, too.
 #[test]
 fn the_interface_is_what_the_header_says() {
     let mut text = String::new();
@@ -23,7 +23,7 @@ fn errors_are_the_systems() {
     assert_eq!(format!("{:?}", Errno::OPNOTSUPP), "EOPNOTSUPP");
 }
 
-/// A header of two words, then 32 bytes for each counter.
+/// An argument has a header of two words, and then 32 bytes for each counter.
 #[test]
 fn a_load_is_as_long_as_what_it_lists() {
     assert_eq!([0, 1, 2, 24].map(HvLoad::bytes), [8, 40, 72, 776]);

@@ -53,7 +53,7 @@ fn a_reader_never_accepts_a_torn_page() {
     });
 }
 
-/// The model finds what the protocol prevents.
+/// Without the check, the model finds what the protocol prevents.
 #[test]
 #[should_panic(expected = "torn")]
 fn a_reader_that_does_not_check_sees_a_torn_page() {
@@ -84,7 +84,7 @@ fn a_reader_never_goes_back_in_time() {
     });
 }
 
-/// Reads both words of two pages, where one page names the second, as in a thread's read.
+/// Reads both words of two pages, of which one names the other, as in a thread's read.
 #[test]
 fn two_pages_are_read_as_one() {
     loom::model(|| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Configurations and counts of any shape, against a model that states the rules once more, in the
-//! manuals' numbers.
+//! Tests configurations and counts of any shape against a model, which states the rules once more
+//! in the manuals' numbers.
 #![cfg(not(loom))]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use shared_abi::count::{log_thread, phys_star};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::{Config, CounterConfig, CounterWidth, PhysSlot, PmuCaps};
 
-/// What each slot counts, and its period if it interrupts.
+/// The event that each slot counts, and its period if it interrupts.
 type Model = BTreeMap<u32, (u64, Option<u64>)>;
 
 /// Decides by the rules of `docs/ABI.md` and `docs/caveats.md`.
@@ -28,7 +28,8 @@ fn model_of(caps: &PmuCaps, counters: &[CounterConfig]) -> Option<Model> {
             (1, 1..=0x7fff_ffff) if caps.can(CAPS_SAMPLING) => Some(period),
             _ => return None,
         };
-        // Enable, and one of the rings, and nothing that is not a guest's.
+        // An event select must have the enable bit and one of the rings, and only bits that a guest
+        // may set.
         let high = if caps.can(CAPS_EVENT_12BIT) { 0xf_0000_0000 } else { 0 };
         let well_formed = evntsel & 0x40_0000 != 0
             && evntsel & 0x3_0000 != 0
@@ -49,7 +50,7 @@ fn model_of(caps: &PmuCaps, counters: &[CounterConfig]) -> Option<Model> {
     Some(model)
 }
 
-/// Returns whether a guest may count an event of a processor without known errata.
+/// Returns whether a guest may count an event on a processor without known errata.
 fn is_listed(vendor: u32, event: u64, all: bool) -> bool {
     if vendor == VENDOR_AMD {
         let listed = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5, 0xd1, 0x825].contains(&event);
@@ -89,7 +90,7 @@ fn caps() -> impl Strategy<Value = PmuCaps> {
     )
 }
 
-/// Makes counters, most of which are valid, and few of which are so by chance.
+/// Makes counters, most of which are valid. A purely random counter would rarely be.
 fn counter() -> impl Strategy<Value = CounterConfig> {
     let slot = prop_oneof![8 => 0..4_u32, 6 => 16..20_u32, 1 => 0..26_u32, 1 => any::<u32>()];
     let event = prop_oneof![
@@ -118,7 +119,7 @@ fn counters() -> impl Strategy<Value = Vec<CounterConfig>> {
     prop::collection::vec(counter(), 0..4)
 }
 
-/// Makes a list of which every counter is valid on a CPU that has all of them, at most one for each
+/// Makes a list of counters that are valid on a CPU that has all of them, at most one for each
 /// slot. There are few slots, events and periods, so that two lists often have some in common.
 fn valid_counters() -> impl Strategy<Value = Vec<CounterConfig>> {
     let event = prop_oneof![4 => Just(0xc0), 1 => Just(0xc4)];
@@ -135,7 +136,7 @@ fn valid_counters() -> impl Strategy<Value = Vec<CounterConfig>> {
     })
 }
 
-/// Returns a CPU that has every counter, and can do everything.
+/// Returns a CPU that has every counter and every feature.
 fn able() -> PmuCaps {
     let width = CounterWidth::new(48).unwrap();
     PmuCaps {
@@ -149,7 +150,7 @@ fn able() -> PmuCaps {
     }
 }
 
-/// Returns what both count, or `None` if a slot is wanted for two events.
+/// Returns what both count, or `None` if both use a slot for different events.
 fn joined(one: &Model, two: &Model) -> Option<Model> {
     let mut both = one.clone();
     for (&slot, &(evntsel, period)) in two {
@@ -226,7 +227,8 @@ proptest! {
         (bits, start, events) in (32..=64_u32, any::<u64>(), any::<u64>()),
         (sum, thread_sum, thread_start) in any::<(u64, u64, u64)>(),
     ) {
-        // As a counter of this width counts: one by one, from 0 again behind its last number.
+        // This counts as a counter of this width does: one by one, and from 0 again behind its last
+        // number.
         let modulus = 1_u128 << bits;
         let (start, events) = (u128::from(start) % modulus, u128::from(events) % modulus);
         let raw = (start + events) % modulus;

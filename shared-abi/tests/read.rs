@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What readers see while both pages change, and of threads that do not execute.
+//! Tests what readers see while both pages change, and in pages of threads that do not execute.
 #![cfg(not(loom))]
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED};
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{PhysSlot, ThreadPage, VcpuPage};
 
-/// Each RDPMC calls back.
+/// Counters that call this function at each RDPMC.
 struct Disturbing<F: Fn()>(F);
 
 impl<F: Fn()> Counters for Disturbing<F> {
@@ -35,7 +35,7 @@ fn running() -> (ThreadPage, VcpuPage) {
     (thread, vcpu)
 }
 
-/// Both words change by the same number.
+/// Both sequence words change by the same number here.
 #[test]
 fn a_switch_of_thread_and_vcpu_at_once_is_noticed() {
     let (thread, vcpu) = running();
@@ -133,7 +133,7 @@ fn what_is_published_is_read_as_it_was() {
     assert_eq!(read_published(&thread, &mut counts), Ok(50));
 }
 
-/// A thread that does not count has no counters to read, and its sums may change as well.
+/// A stopped thread has no counters to read, but its sums may change, too.
 #[test]
 fn the_sums_of_a_stopped_thread_are_never_torn() {
     let (thread, vcpu) = running();
@@ -146,7 +146,7 @@ fn the_sums_of_a_stopped_thread_are_never_torn() {
     assert_eq!(read(&mut counts), Ok(Snapshot { tsc: 900, retries: 0 }));
     let mut writes = 0;
     let writing = thread.seq.write(&mut writes);
-    // Half of what is to be written: sums of two different moments.
+    // These are the first stores of a write: the sums are of two different moments.
     thread.tsc_sum.store(950, Relaxed);
     assert_eq!(read(&mut counts), Err(ReadError::Disturbed));
     thread.slots[0].sum.store(45, Relaxed);

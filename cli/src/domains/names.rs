@@ -21,7 +21,7 @@ pub struct Name {
     pub verified: bool,
 }
 
-/// Returns what Xen's toolstack knows, if there is one.
+/// Returns the names that Xen's toolstack knows, if there is a toolstack.
 pub fn names_of_xl() -> Names {
     let listed = Command::new("xl").arg("list").output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
@@ -33,11 +33,11 @@ pub fn names_of_xl() -> Names {
     listed.unwrap_or_default().lines().filter_map(parse).collect()
 }
 
-/// Returns the name of the machine that this process runs. `proc` is where its files are.
+/// Returns the name of the machine that this process runs. `proc` is the directory of its files.
 ///
 /// systemd names the control group that it makes for a machine of libvirt's, and nobody but root
-/// moves a process there or out of it. That name is the machine's. Any other process says by its
-/// arguments what its machine is called; that is verified if the process is root's.
+/// moves a process there or out of it. That name is the machine's. For any other process, its
+/// arguments state the machine's name. That name is verified if the process is root's.
 pub fn name_of_process(proc: &Path, id: u32) -> Option<Name> {
     let read = |file: &str| fs::read(proc.join(id.to_string()).join(file));
     let text = |file| read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).ok();
@@ -52,8 +52,8 @@ pub fn name_of_process(proc: &Path, id: u32) -> Option<Name> {
 /// Parses the machine's name in a line of `/proc/PID/cgroup`, such as
 /// `0::/machine.slice/machine-qemu\x2d1\x2dweb.scope/libvirt/emulator`.
 ///
-/// The group of a user's own systemd is a service, which no slice is in. So a scope that only
-/// slices are around is one of the host's systemd.
+/// The group of a user's own systemd is a service, and no slice contains it. So if only slices
+/// contain a scope, the scope is one of the host's systemd.
 fn name_of_group(line: &str) -> Option<String> {
     let mut fields = line.splitn(3, ':');
     let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -68,7 +68,7 @@ fn name_of_group(line: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Replaces what systemd writes in place of characters that unit names do not have, such as `\x2d`.
+/// Replaces systemd's substitutes, such as `\x2d`, for characters that unit names cannot have.
 fn unescape(text: &str) -> Option<String> {
     let mut parts = text.split(r"\x");
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -197,7 +197,7 @@ mod tests {
             format!("0::{user}/machine.slice/{scope}"),
             format!("0::{user}/{scope}"),
             format!("1:name=systemd:{user}/machine.slice/{scope}"),
-            // The other hierarchies may be given to users as a whole.
+            // Whole other hierarchies may belong to users.
             format!("4:cpu:/machine.slice/{scope}"),
             format!("0::/system.slice/docker.service/{scope}"),
             format!("0::machine.slice/{scope}"),

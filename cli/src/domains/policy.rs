@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides which machines to let in, by the file of `perfctr domains apply`.
+//! Decides which machines may count, by the file of `perfctr domains apply`.
 
 use std::collections::HashMap;
 
@@ -11,21 +11,21 @@ use super::names::Name;
 /// The machines that a file's text lets count.
 #[derive(Default)]
 pub struct Policy {
-    /// The machines that were there and named at the last call, with their limits. All of them have
-    /// been let in.
+    /// The machines that existed and were named at the last call, with their limits. All of them
+    /// have been allowed.
     known: HashMap<u32, Limits>,
 }
 
 impl Policy {
-    /// Returns the machines that are to be let in now, with their limits. These are named in
-    /// `text`, one in each line, and were not known with these limits at the call before: they have
-    /// started since, or their lines were added or changed.
+    /// Returns the machines to be allowed now, with their limits. `text` names them, one in each
+    /// line. They were not known with these limits at the call before: they have started since, or
+    /// their lines were added or changed.
     ///
-    /// Only a name that is verified lets a machine in.
+    /// Only a verified name lets a machine count.
     ///
     /// # Errors
     ///
-    /// A line says what is wrong with a limit. Nobody is let in then.
+    /// The line and the fault of a limit. Then no machine is allowed.
     pub fn newcomers(
         &mut self,
         text: &str,

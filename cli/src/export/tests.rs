@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Holds the dashboard for Grafana and the alerts for Prometheus, which are in `packaging`, to what
-//! a scrape has.
+//! Compares the dashboard for Grafana and the alerts for Prometheus, which are in `packaging`, with
+//! the contents of a scrape.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -72,7 +72,7 @@ fn between(text: &str, [open, close]: [char; 2]) -> Option<&str> {
     text.trim_start().strip_prefix(open)?.split_once(close).map(|(inside, _)| inside)
 }
 
-/// Returns the metrics of an expression of Prometheus, and what is wrong with it.
+/// Returns the metrics of an expression of Prometheus, and the faults of the expression.
 fn wrong(expression: &str, metrics: &Metrics) -> (BTreeSet<String>, Vec<String>) {
     let (mut used, mut faults) = (BTreeSet::new(), Vec::new());
     let mut grouped = Vec::new();
@@ -101,7 +101,7 @@ fn wrong(expression: &str, metrics: &Metrics) -> (BTreeSet<String>, Vec<String>)
     (used, faults)
 }
 
-/// Returns those of these labels that not all of these metrics have.
+/// Returns those of these labels that some of these metrics lack.
 fn labels_missing<'a>(
     labels: impl Iterator<Item = &'a str>,
     used: &BTreeSet<String>,
@@ -171,7 +171,7 @@ fn the_dashboard_shows_what_a_scrape_has() {
             shown.extend(used);
         }
     }
-    // Every family is shown; times only where events take turns.
+    // Every family must be shown. Times are shown only where events take turns.
     for name in metrics.keys().filter(|name| name.contains("_events_")) {
         assert!(shown.contains(name), "{name} is in no panel");
     }
@@ -182,7 +182,7 @@ fn the_dashboard_shows_what_a_scrape_has() {
         assert_eq!(dashboard[name], field);
     }
     assert!(dashboard["schemaVersion"].as_u64().unwrap() >= 36, "a schema of Grafana 9 or later");
-    // It must not replace another dashboard of whoever imports it.
+    // It must not replace another dashboard of the person who imports it.
     assert!(dashboard.get("id").is_none_or(Value::is_null));
 }
 
@@ -193,7 +193,7 @@ fn alerts_are_about_what_a_scrape_has() {
         let text = file(path);
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let (used, faults) = wrong(&lines.join("\n"), &metrics);
-        // The labels that several metrics are grouped by are compared rule by rule.
+        // The labels by which several metrics are grouped are compared rule by rule.
         let faults: Vec<_> = faults.iter().filter(|fault| !fault.contains("have no")).collect();
         assert!(faults.is_empty() && !used.is_empty(), "{path}: {faults:?}");
     }

@@ -15,12 +15,12 @@ use crate::machine;
 use crate::profile::{Host, Module, Symbol};
 use crate::text::print_note;
 
-/// Xen's file is looked for in these directories.
+/// The directories in which Xen's file is looked for.
 const DIRECTORIES: [&str; 3] = ["/usr/lib/debug/boot", "/usr/lib/debug", "/boot"];
-/// Where Linux says which Xen it is on: the build-id's bytes.
+/// The file in which Linux gives the build-id of its Xen, as bytes.
 const BUILD_ID: &str = "/sys/hypervisor/properties/buildid";
 const KALLSYMS: &str = "/proc/kallsyms";
-/// What Xen answers in place of a build-id that it does not tell.
+/// Xen's answer in place of a build-id that it does not reveal.
 const DENIED: &[u8] = b"<denied>";
 
 /// The hypervisor that this domain is on.
@@ -29,12 +29,12 @@ pub struct Hypervisor {
     build_id: Option<String>,
     /// The file with its functions, if there is one.
     file: Option<(PathBuf, Facts)>,
-    /// What it says itself, once it was asked.
+    /// The functions that Xen itself has named, once it was asked.
     known: OnceCell<Functions>,
 }
 
 impl Hypervisor {
-    /// Finds out which Xen this is, which is asked for its functions.
+    /// Finds out which Xen this is. Its functions are then asked from Xen itself.
     pub fn here() -> Result<Self> {
         let here = machine::Hypervisor::here().filter(machine::Hypervisor::is_xen);
         let here = here.context("there is no Xen here: a host is sampled in its control domain")?;
@@ -45,8 +45,8 @@ impl Hypervisor {
         Ok(Self { name, build_id, file: None, known: OnceCell::new() })
     }
 
-    /// Does the same, and finds the file with its functions, if there is one. `xen_syms` is that
-    /// which the user has named.
+    /// Does the same, and finds the file with its functions, if there is one. `xen_syms` is the
+    /// file that the user has named.
     pub fn with_file(xen_syms: Option<&Path>) -> Result<Self> {
         let here = Self::here()?;
         let build_id = &here.build_id;
@@ -72,7 +72,7 @@ impl Hypervisor {
         Self { name: "Xen".to_owned(), build_id: None, file: None, known: OnceCell::new() }
     }
 
-    /// Returns what the profile says of it before anything is sampled.
+    /// Returns the profile's description of it before anything is sampled.
     pub fn host(&self) -> Host {
         let Self { name, build_id, .. } = self;
         Host {
@@ -115,9 +115,9 @@ fn check_xen_syms(path: &Path, running: Option<&str>) -> Result<(PathBuf, Facts)
     }
 }
 
-/// Returns the file of the Xen that is running, if it is one of these.
+/// Returns the one of these files that belongs to the running Xen, if there is one.
 fn of_this(running: Option<&str>, candidates: Vec<PathBuf>) -> Option<(PathBuf, Facts)> {
-    // One that cannot be checked is not taken unless the user names it.
+    // A file that cannot be checked is only used if the user names it.
     running?;
     candidates.iter().find_map(|path| check_xen_syms(path, running).ok())
 }
@@ -172,14 +172,14 @@ impl Kernel {
         Ok(Self(OnceCell::from(Functions::new(known))))
     }
 
-    /// Returns its functions which have these addresses.
+    /// Returns the functions at these addresses.
     pub fn functions(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
         self.0.get_or_init(Functions::of_kernel).with(addresses)
     }
 }
 
 /// All functions of a hypervisor or a kernel, in the order of their addresses. Each ends where the
-/// next one begins, so nothing is known to be in the last one.
+/// next one begins, so no address is known to be in the last one.
 struct Functions(Vec<(u64, String)>);
 
 impl Functions {
@@ -196,7 +196,7 @@ impl Functions {
         }
     }
 
-    /// Reads those of this kernel.
+    /// Reads the functions of this kernel.
     fn of_kernel() -> Self {
         let known = parse(&fs::read(KALLSYMS).unwrap_or_default());
         if known.is_empty() {
@@ -209,15 +209,15 @@ impl Functions {
         Self::new(known)
     }
 
-    /// Sorts them. Of several with the same address the first one is taken whose name does not
-    /// begin with an underscore, as names of sections do.
+    /// Sorts the functions. Of several with the same address, this keeps the first one whose name
+    /// does not begin with an underscore, as names of sections do.
     fn new(mut known: Vec<(u64, String)>) -> Self {
         known.sort_by_key(|(address, name)| (*address, name.starts_with('_')));
         known.dedup_by_key(|(address, _)| *address);
         Self(known)
     }
 
-    /// Returns those in which there is an address.
+    /// Returns the functions that contain any of the addresses.
     fn with(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
         let ends = self.0.iter().skip(1).map(|&(address, _)| address);
         let symbols = self.0.iter().zip(ends);

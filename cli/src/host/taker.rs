@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Takes a host's samples in a thread of its own, so that none is lost and sampling does not end
-//! while names are looked for, or a terminal is slow.
+//! Takes a host's samples in a thread of its own. So no sample is lost, and sampling does not end,
+//! while names are looked up or a terminal is slow.
 
 use std::io;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::program::LOOK;
 /// The number of samples that are kept until they are fetched.  If there are more, sampling ends.
 const KEPT_MAX: usize = 6_000;
 
-/// What was taken at once.
+/// The samples that were taken at once.
 pub struct Taken {
     pub samples: Vec<HostSample>,
     /// How many samples were lost since the beginning.
     pub lost: u64,
 }
 
-/// The thread, and what it has taken.
+/// The thread, and the samples that it has taken.
 pub struct Taker {
     taken: Receiver<Result<Taken, Error>>,
     ends: Arc<AtomicBool>,
@@ -41,12 +41,12 @@ impl Taker {
         Ok(Self { taken, ends, thread: Some(thread) })
     }
 
-    /// Returns the oldest that was not fetched yet.
+    /// Returns the oldest samples that were not fetched yet.
     pub fn next(&self) -> Option<Result<Taken, Error>> {
         self.taken.try_recv().ok()
     }
 
-    /// Ends sampling, and returns what was not fetched yet.
+    /// Ends sampling, and returns all samples that were not fetched yet.
     pub fn end(self) -> Vec<Result<Taken, Error>> {
         self.ends.store(true, Ordering::Relaxed);
         self.taken.iter().collect()
@@ -59,7 +59,7 @@ impl Drop for Taker {
         self.ends.store(true, Ordering::Relaxed);
         // The thread may wait for room.
         self.taken.iter().for_each(drop);
-        // It has nothing to say, and a panic would have ended the process.
+        // The thread returns nothing, and a panic would have ended the process.
         self.thread.take().map(JoinHandle::join);
     }
 }
@@ -68,7 +68,7 @@ fn take(mut rings: HostSamples, to: &SyncSender<Result<Taken, Error>>, ends: &At
     // Signals are for the thread that waits for them.
     SigSet::all().thread_block().ok();
     loop {
-        // What there is then is taken once more.
+        // The samples that remain then are taken once more.
         let is_last = ends.load(Ordering::Relaxed);
         let taken = rings.take().map(|samples| Taken { samples, lost: rings.lost() });
         let is_last = is_last || taken.is_err();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The files of Linux's perf, `perf.data`: written for those who have tools for them, and read.
+//! Reads and writes the files of Linux's perf, `perf.data`, for users who have tools for them.
 //!
 //! The kernel's header `perf_event.h` describes the records, and Linux's
 //! `tools/perf/Documentation/perf.data-file-format.txt` describes the file that contains them. A
 //! file that is read may have any contents, and may be another user's.
 //!
-//! The crate `linux-perf-data` reads these files, too, and the tests compare what it finds with
-//! what is found here. The command does not use it, because it believes the lengths that a file
-//! states: a few wrong bytes make it allocate any amount of memory, or panic.
+//! The crate `linux-perf-data` also reads these files, and the tests compare its results with those
+//! of this module. The command does not use it, because it trusts the lengths that a file states: a
+//! few wrong bytes make it allocate any amount of memory, or panic.
 
 mod read;
 #[cfg(test)]
@@ -19,9 +19,9 @@ use perf_event_open_sys::bindings as perf;
 pub use self::read::read;
 pub use self::write::encode;
 
-/// What a file begins with.
+/// The first bytes of a file.
 const MAGIC: &[u8; 8] = b"PERFILE2";
-/// The same written by a machine whose words begin with their high bytes.
+/// The same bytes from a big-endian machine.
 const MAGIC_SWAPPED: &[u8; 8] = b"2ELIFREP";
 /// The same in the first version of the format, which perf left in 2012.
 const MAGIC_OLD: &[u8; 8] = b"PERFFILE";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Reads what `perf record` has written.
+//! Reads the files that `perf record` has written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -20,12 +20,12 @@ use crate::profile::{DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples}
 
 /// The most events. Each is a profile of its own.
 const EVENTS_MAX: usize = 256;
-/// The most mappings that all processes have had together. A process that is started has those of
-/// its parent, so that a short file could have any number.
+/// The most mappings that all processes have had together. A process that is started has its
+/// parent's mappings, so without this limit a short file could have any number of them.
 const MAPS_MAX: usize = 1 << 24;
-/// The most bytes of a `perf_event_attr`, of which later kernels may know more.
+/// The most bytes of a `perf_event_attr`, which may be longer for later kernels.
 const ATTRIBUTE_BYTES_MAX: u64 = 4096;
-/// The places of code whose files are not known.
+/// The names of code whose file is not known.
 const KERNEL: &str = "[kernel]";
 const ELSEWHERE: &str = "[hypervisor or guest]";
 
@@ -84,7 +84,7 @@ impl<'a> Input<'a> {
         let end = end.with_context(|| {
             format!("a section of {size} bytes from {offset} on found in {} bytes", file.len())
         })?;
-        // It is at most the file's length, which is in memory.
+        // The length is at most the file's length, and the file is in memory.
         Ok(Section(offset as usize..end as usize))
     }
 
@@ -198,7 +198,7 @@ fn events(file: &[u8], attributes: &[u8], each: u64) -> Result<Vec<Event>> {
     Ok(events)
 }
 
-/// What is executed at some addresses of a process.
+/// The code at some addresses of a process.
 #[derive(Clone, Copy)]
 pub(super) struct Map {
     pub end: u64,
@@ -361,7 +361,8 @@ impl Reader {
             perf::PERF_SAMPLE_CPU,
             perf::PERF_SAMPLE_IDENTIFIER,
         ];
-        // All events have the same fields there, or the first one's are as good as any.
+        // All events have the same fields there. If they have not, the fields of the first one are
+        // as good as any.
         let event = &self.events[0];
         if event.flags & flag::SAMPLE_ID_ALL == 0 || !event.has(field) {
             return Ok(None);
@@ -378,7 +379,7 @@ impl Reader {
         if self.events.len() == 1 {
             return Ok((0, first));
         }
-        // Either each sample begins with it, or all have it at the same place.
+        // Either each sample begins with the identifier, or all have it at the same place.
         let id = match first.has(perf::PERF_SAMPLE_IDENTIFIER) {
             true => Input(record.body).u64()?,
             false => Sample::read(first, record.body)?.id,
@@ -442,7 +443,7 @@ impl Reader {
         let (start, length, offset) = (input.u64()?, input.u64()?, input.u64()?);
         let (mut executable, mut id) = (!record.has(perf::PERF_RECORD_MISC_MMAP_DATA), None);
         if record.kind == perf::PERF_RECORD_MMAP2 {
-            // It is the file's build-id or its device, inode and generation.
+            // These bytes are the file's build-id, or its device, inode and generation.
             let mut file = Input(input.take(24)?);
             if record.has(perf::PERF_RECORD_MISC_MMAP_BUILD_ID) {
                 let length = file.u32()? & 0xff;
@@ -482,7 +483,7 @@ impl Reader {
         if path.starts_with(b"/") {
             facts = Facts::read(Path::new(name));
         }
-        // The file may be another one now, which is noticed when its functions are named.
+        // The file may have changed, which is noticed when its functions are named.
         facts.build_id = known.or(facts.build_id);
         self.files.push(Module::new(name, facts));
         self.places.insert(path.to_vec(), self.files.len() - 1);
@@ -506,7 +507,7 @@ impl Reader {
             } else if is_first {
                 (is_first, is_caller) = (false, true);
             } else if frames.len() < DEPTH_MAX {
-                // A return address may already be another function's.
+                // A return address may already belong to another function.
                 let address = address.saturating_sub(u64::from(is_caller));
                 frames.push(sampled.frame(&self.files, space, mode, address));
                 is_caller = true;
@@ -598,7 +599,7 @@ pub(super) fn replace(space: &mut BTreeMap<u64, Map>, start: u64, map: Map) {
     space.insert(start, map);
 }
 
-/// Returns the mode that is meant between the addresses of callers, as a record's.
+/// Returns the mode, as records encode it, for a mark between the addresses of callers.
 fn mode_of(context: u64) -> u32 {
     match context {
         perf::PERF_CONTEXT_KERNEL => perf::PERF_RECORD_MISC_KERNEL,
@@ -682,7 +683,7 @@ fn machine(features: &Features<'_>) -> Result<Option<Machine>> {
     else {
         return Ok(None);
     };
-    // The number of those that there may be is first.
+    // The number of CPUs that may exist comes first.
     cpus.u32()?;
     let (host, release) = (host.counted_name()?, release.counted_name()?);
     Ok(Some(Machine { host, release, cpus: cpus.u32()? }))

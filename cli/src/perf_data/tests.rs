@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests that what is written can be read, by another reader as well, and that no file does harm.
+//! Tests that written files can be read, also by another reader, and that no file does harm.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -12,8 +12,8 @@ use super::*;
 use crate::elf::{Facts, Segment};
 use crate::profile::{Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol, Thread};
 
-/// What Debian's `perf record -e cpu-clock:u -c 1000003 -g` has written of a program whose `main`
-/// calls `g`, which calls `f`.
+/// The file that Debian's `perf record -e cpu-clock:u -c 1000003 -g` has written about a program
+/// whose `main` calls `g`, which calls `f`.
 const RECORDED: &[u8] = include_bytes!("recorded.data");
 const RECORDED_SAMPLES: u64 = 34;
 
@@ -77,12 +77,12 @@ fn what_is_written_can_be_read() {
     assert!(is(&file));
     let read = read(&file).unwrap();
     let [read] = &*read else { panic!("{read:?}") };
-    // The file of this name is not there, so an address is what is at the offset.
+    // The file of this name does not exist here, so an address is the same as the offset.
     let mut expected = written.clone();
     for frame in &mut expected.frames[..2] {
         frame.address -= 0x2000;
     }
-    // A caller's address is taken for the one behind the call.
+    // A caller's address is treated as the one behind the call.
     let mut found = samples(read);
     for (.., places) in &mut found {
         places[1..].iter_mut().for_each(|(_, address)| *address += 1);
@@ -127,7 +127,7 @@ fn the_kernels_frames_stay_the_kernels() {
         (read.modules[module.unwrap() as usize].path.as_str(), address)
     };
     let places: Vec<_> = stack.frames.iter().map(place).collect();
-    // A caller's address is taken for the one behind the call.
+    // A caller's address is treated as the one behind the call.
     assert_eq!(places[..2], [("[kernel]", at), ("[kernel]", at)]);
     assert_eq!(places[2].0, "[vdso]");
     let (theirs, ..) = theirs(&file);
@@ -144,7 +144,7 @@ type Theirs = (u64, u32, u32, u64, u64, Vec<u64>);
 /// A mapping as that crate finds it: process, address, length, offset in the file, and path.
 type Mapping = (u32, u64, u64, u64, String);
 
-/// Returns all samples, what is mapped where by which process, and the threads' names.
+/// Returns all samples, the mappings of all processes, and the threads' names.
 fn theirs(file: &[u8]) -> (Vec<Theirs>, Vec<Mapping>, Vec<(u32, String)>) {
     let (mut samples, mut maps, mut names) = (Vec::new(), Vec::new(), Vec::new());
     let PerfFileReader { mut perf_file, mut record_iter } =
@@ -185,7 +185,8 @@ fn another_reader_finds_what_was_written() {
     let profile = profile();
     let file = encode(std::slice::from_ref(&profile)).unwrap();
     let (found, maps, names) = theirs(&file);
-    // The file's own address is free, if it is not too low: it is moved to the first room.
+    // The file's own address is free, unless it is too low: then the file is moved to the first
+    // free room.
     let room = 1 << 30;
     let path = "/nowhere/a".to_owned();
     assert_eq!(
@@ -249,7 +250,7 @@ fn several_events_are_told_apart() {
     };
     let [first, second] = ["instructions:u", "branches:u"].map(str::to_owned);
     assert_eq!(found(&file), [(first.clone(), 6, 2), (second.clone(), 3, 3)]);
-    // The kernel's other record of what was lost begins with the event's identifier.
+    // The kernel's other record of lost samples begins with the event's identifier.
     let lost = record(&file, perf::PERF_RECORD_LOST_SAMPLES);
     file[lost] = perf::PERF_RECORD_LOST as u8;
     file = with(&with(&file, lost + 8, 2), lost + 16, 5);
@@ -315,7 +316,7 @@ fn of_host(file: bool) -> Profile {
         profile.modules[0] = Module::new("/nowhere/xen-syms".as_ref(), facts);
         profile.modules[0].layer = Some(Layer::Hypervisor);
     }
-    // Somebody may jump anywhere.
+    // A program may jump to any address.
     profile.frames.push(Frame { module: Some(4), address: 1 << 63 });
     for (pid, tid, name) in [(0, 1, "Domain-0"), (3, 1, ""), (3, 0, "")] {
         profile.threads.push(Thread { tid, pid, name: name.into(), count: 0 });
@@ -442,7 +443,7 @@ fn virtual_cpus_whose_numbers_perf_would_mistake_are_refused() {
     }
 }
 
-/// Returns where a file has its first record of this kind.
+/// Returns the place of the file's first record of this kind.
 fn record(file: &[u8], kind: u32) -> usize {
     let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
     let mut at = word(40) as usize;
@@ -466,7 +467,7 @@ fn a_thread_has_the_name_of_the_thread_that_has_started_it() {
             file = with(&file, at + 16, 8 << 32 | 9);
         }
         if header as u32 == perf::PERF_RECORD_COMM && tid == 9 {
-            // A record without meaning in its place.
+            // This puts a record without meaning in its place.
             file[at] = perf::PERF_RECORD_EXIT as u8;
         }
         at += (header >> 48) as usize;
@@ -478,7 +479,7 @@ fn a_thread_has_the_name_of_the_thread_that_has_started_it() {
     assert_eq!(names, [(7, "one"), (8, "two"), (9, "two")], "8 has started 9");
 }
 
-/// Returns where a file has its mappings of a process.
+/// Returns the places of the file's mappings of a process.
 fn mappings(file: &[u8], pid: u32) -> Vec<usize> {
     let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
     let (mut at, end, mut found) = (word(40) as usize, (word(40) + word(48)) as usize, Vec::new());
@@ -509,7 +510,7 @@ fn a_program_that_is_executed_has_none_of_the_mappings_before() {
     let first = mappings(&file, 7)[0];
     let last = *mappings(&file, 9).last().unwrap();
     assert!(first < last, "process 7 is the first one");
-    // In place of a mapping of process 9 it is said that process 7 executes another program.
+    // In place of a mapping of process 9, the record says that process 7 executes another program.
     file[last] = perf::PERF_RECORD_COMM as u8;
     file[last + 4..last + 6]
         .copy_from_slice(&(perf::PERF_RECORD_MISC_COMM_EXEC as u16).to_le_bytes());
@@ -525,7 +526,8 @@ fn a_process_that_has_forked_has_the_mappings_of_its_parent() {
     assert_eq!(interrupted(&file, 9), ["/nowhere/a"; 2]);
     let own = mappings(&file, 9);
     assert_eq!(own.len(), 1, "one file is mapped");
-    // In place of that, process 7 forks: process and parent, thread and the thread that forks.
+    // In place of that record, process 7 forks: process and parent, thread and the thread that
+    // forks.
     file[own[0]] = perf::PERF_RECORD_FORK as u8;
     let file = with(&with(&file, own[0] + 8, 7 << 32 | 9), own[0] + 16, 7 << 32 | 9);
     assert_eq!(interrupted(&file, 9), ["/nowhere/a"; 2]);
@@ -534,11 +536,11 @@ fn a_process_that_has_forked_has_the_mappings_of_its_parent() {
 /// Returns the file with counts of this format in each sample, and without the sections behind its
 /// records.
 fn with_counts(file: &[u8], format: u32, counts: &[u64]) -> Vec<u8> {
-    // Where the file has the lengths of its records, its features, and its only event's fields and
-    // format of counts.
+    // The places of the lengths of the file's records, of its features, and of its only event's
+    // fields and format of counts.
     let (size, features, fields, format_at) = (48, 72, 104 + 8 + 24, 104 + 8 + 32);
     let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
-    // Each field has a word of its own but the callers, which are the last.
+    // Each field has a word of its own, except the callers, which come last.
     let before = 8 * (word(fields) & !u64::from(perf::PERF_SAMPLE_CALLCHAIN)).count_ones() as usize;
     let first = word(40) as usize;
     let (mut at, end, mut records) = (first, first + word(size) as usize, Vec::new());
@@ -568,7 +570,7 @@ fn with_counts(file: &[u8], format: u32, counts: &[u64]) -> Vec<u8> {
 
 #[test]
 fn counts_in_samples_are_passed_over() {
-    // No record is so long that it could have so many callers.
+    // No record is long enough for so many callers.
     const N: u64 = 1 << 40;
     let (enabled, running) =
         (perf::PERF_FORMAT_TOTAL_TIME_ENABLED, perf::PERF_FORMAT_TOTAL_TIME_RUNNING);
@@ -580,7 +582,7 @@ fn counts_in_samples_are_passed_over() {
         (enabled, vec![N, N]),
         (running, vec![N, N]),
         (id, vec![N, N]),
-        // What later versions of perf ask for, of an event alone and of a group (`:S`).
+        // Later versions of perf request this, for a single event and for a group (`:S`).
         (id | lost, vec![N, N, N]),
         (group | id | lost, vec![2, N, N, N, N, N, N]),
         (group | enabled | running, vec![3, N, N, N, N, N]),
@@ -632,7 +634,7 @@ fn with(file: &[u8], at: usize, number: u64) -> Vec<u8> {
 #[test]
 fn something_else_is_refused_by_what_it_is() {
     let file = encode(&[profile()]).unwrap();
-    // Where the header has the first word of features, and the file its first record.
+    // The places of the header's first word of features, and of the file's first record.
     let (features, records) = (72, 104 + 8 + 112 + 16);
     let feature = |bit: u32| with(&file, features, 1 << bit);
     let mut stacks = file.clone();
@@ -699,7 +701,7 @@ fn no_contents_of_a_file_do_harm() {
     for _ in 0..FILES {
         let mut file = rng.choice(&files).unwrap().clone();
         for _ in 0..rng.usize(1..4) {
-            // Most of what is worth spoiling is at the beginning.
+            // Most bytes that are worth spoiling are at the beginning.
             let within = if rng.bool() { 600 } else { file.len() };
             let at = rng.usize(..within.min(file.len() - 8));
             match rng.u8(..4) {
@@ -712,7 +714,7 @@ fn no_contents_of_a_file_do_harm() {
                 break;
             }
         }
-        // Whatever can be read can be written, or is refused.
+        // A file that can be read can be written, or is refused.
         if let Ok(profiles) = read(&file) {
             encode(&profiles).ok();
             read_whole += 1;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Writes profiles as a file of perf's.
 //!
-//! A profile knows addresses as files state them, and not where each process had mapped the files.
-//! So each process gets an address space in which they could have been: a program with fixed
-//! addresses has those, and all else is where there is room. What a host's profile says of the
-//! hypervisor and of kernels stays at its addresses.
+//! A profile has addresses as files state them, and not where each process had mapped the files. So
+//! each process gets an address space in which they could have been: programs with fixed addresses
+//! are there, and all other files where there is room. The hypervisor and the kernels of a host's
+//! profile stay at their addresses.
 
 mod space;
 mod who;
@@ -75,7 +75,7 @@ impl Bytes {
         self.name(name.as_bytes(), NAME_BYTES)
     }
 
-    /// Returns a record of this kind, whose body this is.
+    /// Returns a record of this kind, which has these bytes as its body.
     fn record(&self, kind: u32, misc: u32) -> Result<Vec<u8>> {
         let size = RECORD_BYTES + self.0.len();
         let size = u16::try_from(size)
@@ -143,8 +143,8 @@ impl<'a> Writer<'a> {
         self.sample_type & u64::from(field) != 0
     }
 
-    /// Adds what every record that is no sample has at its end. The event is the first one if the
-    /// record is about none in particular.
+    /// Adds the fields that every record except samples has at its end. The event is the first one,
+    /// if the record does not concern a certain one.
     fn identify<'b>(
         &self,
         body: &'b mut Bytes,
@@ -195,7 +195,7 @@ impl<'a> Writer<'a> {
             }
         }
         for (&pid, Process { threads, .. }) in &self.processes {
-            // A process ends with its first thread, which so is the last one.
+            // A process ends with its first thread, which is therefore the last one here.
             for &tid in threads.keys().filter(|&&tid| tid != pid).chain([&pid]) {
                 records.extend(self.life(perf::PERF_RECORD_EXIT, pid, tid, self.end)?);
             }
@@ -217,7 +217,7 @@ impl<'a> Writer<'a> {
         samples
     }
 
-    /// Returns the records of a name. perf knows a guest's processes apart from its host's, which
+    /// Returns the records of a name. perf distinguishes a guest's processes from its host's, which
     /// the hypervisor executes for the guest.
     fn name(&self, pid: u32, tid: u32, name: &str, mode: u32) -> Result<Vec<u8>> {
         let mut body = Bytes::default();
@@ -244,14 +244,13 @@ impl<'a> Writer<'a> {
         body.u32(pid).u32(pid).u64(map.start).u64(map.size).u64(map.offset);
         let mut misc = mode;
         match build_id(map.module).filter(|_| mode == perf::PERF_RECORD_MISC_KERNEL) {
-            // perf takes a kernel's build-id in a section for that of vmlinux.
+            // perf uses a kernel's build-id in a section as that of vmlinux.
             Some(id) => {
                 misc |= perf::PERF_RECORD_MISC_MMAP_BUILD_ID;
                 body.u32(id.len() as u32).0.extend(&id);
                 body.0.resize(body.0.len() + BUILD_ID_BYTES - id.len(), 0);
             }
-            // It is not known which device the file is on, which inode it has, and of which
-            // generation.
+            // The file's device, inode and generation are not known.
             None => _ = body.u32(0).u32(0).u64(0).u64(0),
         }
         body.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
@@ -261,8 +260,8 @@ impl<'a> Writer<'a> {
         record.with_context(|| format!("a path of {} bytes", path.as_os_str().len()))
     }
 
-    /// Returns the records that name the functions of the hypervisor or a kernel: its file, or else
-    /// each of them.
+    /// Returns the records that name the functions of the hypervisor or a kernel. They name its
+    /// file, or otherwise each function.
     fn kernel(&self, module: &Module) -> Result<Vec<u8>> {
         let mut records = Vec::new();
         for &Segment { offset, size, address } in &module.code {
@@ -307,9 +306,9 @@ impl<'a> Writer<'a> {
         self.cpu(&mut body, stack.cpu);
         body.u64(profile.period);
         if self.has(perf::PERF_SAMPLE_CALLCHAIN) {
-            // The callers' addresses are within their calls, and not behind them. perf, which does
-            // not look before an address, so finds the function that has called.
-            // Before the first address of a mode there is a word that says so.
+            // The callers' addresses are within their calls, and not behind them. perf uses an
+            // address as it is, so it finds the function that has made the call. Before the first
+            // address of a mode, a word states the mode.
             let mut chain = Vec::new();
             for part in frames.chunk_by(|(one, _), (next, _)| one == next) {
                 chain.push(who::context(part[0].0));
@@ -321,7 +320,7 @@ impl<'a> Writer<'a> {
         body.record(perf::PERF_RECORD_SAMPLE, mode)
     }
 
-    /// Returns the record of how many samples of an event there should have been besides.
+    /// Returns the record of how many further samples of an event there should have been.
     fn missed(&self, n: usize, missed: u64) -> Result<Vec<u8>> {
         let mut body = Bytes::default();
         body.u64(missed);
@@ -329,7 +328,8 @@ impl<'a> Writer<'a> {
         body.record(perf::PERF_RECORD_LOST_SAMPLES, 0)
     }
 
-    /// Puts everything together: header, identifiers, attributes, records, and what is behind them.
+    /// Puts everything together: header, identifiers, attributes, records, and the sections behind
+    /// them.
     fn file(&self, records: &[u8]) -> Vec<u8> {
         let features = self.features();
         let count = self.profiles.len() as u64;
@@ -398,8 +398,8 @@ impl<'a> Writer<'a> {
             features.section(feature::HOSTNAME).counted_name(host);
             features.section(feature::OSRELEASE).counted_name(release);
             features.section(feature::ARCH).counted_name("x86_64");
-            // All that are online are all that there are, as far as anybody knows. A host has more
-            // than its control domain.
+            // The number of online CPUs also serves as the number of existing ones, since nobody
+            // knows better. A host has more than its control domain.
             let hosts = profile.host.iter().flat_map(|host| &host.cpus);
             let cpus = hosts.map(|cpu| cpu.saturating_add(1)).fold(*cpus, u32::max);
             features.section(feature::NRCPUS).u32(cpus).u32(cpus);
@@ -421,7 +421,7 @@ impl<'a> Writer<'a> {
             body.u32(id.len() as u32);
             body.name(module.file().as_os_str().as_bytes(), NAME_BYTES);
             let misc = perf::PERF_RECORD_MISC_USER | BUILD_ID_SIZED;
-            // A path that is too long for this has been refused before.
+            // A path that is too long for this was refused before.
             section.0.extend(body.record(0, misc).unwrap_or_default());
         }
     }
@@ -445,7 +445,7 @@ impl Features {
     }
 }
 
-/// Returns the modules whose functions perf takes for its own kernel's.
+/// Returns the modules whose functions perf treats as those of its own kernel.
 fn kernels(profiles: &[Profile]) -> Vec<&Module> {
     let mut kernels = Vec::new();
     for profile in profiles {

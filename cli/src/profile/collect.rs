@@ -43,7 +43,7 @@ impl Samples {
         self.add_on(None, thread, stack, samples, time);
     }
 
-    /// Does the same with the physical CPU on which that was.
+    /// Does the same for samples that were taken on a physical CPU.
     pub fn add_on(
         &mut self,
         cpu: Option<u32>,
@@ -68,16 +68,16 @@ impl Samples {
         })
     }
 
-    /// Returns a profile of the samples that were added since the last one. `common` has what all
-    /// these profiles share, and the threads of these samples, which it then has no more. `lost`
-    /// samples were lost since the beginning.
+    /// Returns a profile of the samples that were added since the last one. `common` has the part
+    /// that all these profiles share, and the threads of these samples, which are moved out of it.
+    /// `lost` samples were lost since the beginning.
     pub fn profile(&mut self, common: &mut Profile, lost: u64) -> Profile {
         let mut profile = common.clone();
         common.threads.clear();
         let added = std::mem::replace(self, Self { lost, ..Self::default() });
         profile.lost = lost.saturating_sub(added.lost);
         added.fill(&mut profile);
-        // What a thread has counted after its last sample is not known.
+        // It is not known what a thread has counted after its last sample.
         profile.count_by_samples();
         profile
     }
@@ -85,7 +85,7 @@ impl Samples {
     /// Gives a profile its stacks and frames.
     pub fn fill(self, profile: &mut Profile) {
         let stack = |((thread, cpu, frames), (samples, mut times)): (Key, (u64, Vec<u64>))| {
-            // The kernel has a ring on each CPU, which are read one after the other.
+            // The kernel has a ring on each CPU, and the rings are read one after the other.
             times.sort_unstable();
             Stack { thread, cpu, samples, frames, times }
         };

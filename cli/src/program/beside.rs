@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Waits while something is observed that runs already.
+//! Waits while a running process, thread or CPU is observed.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use super::{LOOK, Signals, limits, status};
 
 /// An observation that stops nothing.
 pub trait Beside {
-    /// Begins it. The command that is to be run meanwhile, if there is one, waits in this process.
+    /// Begins the observation. If a command will be run meanwhile, it waits in this process.
     fn begin(&mut self, command: Option<pid_t>) -> Result<()>;
 
     /// Is called about every 10 ms.
     fn tick(&mut self) -> Result<()>;
 }
 
-/// Observes until the command ends, if there is one, the caller interrupts, or `observed` has
-/// ended. Returns the command's exit status and the time that this took.
+/// Observes until the command ends, if there is one, until the caller interrupts, or until
+/// `observed` has ended. Returns the command's exit status and the elapsed time.
 pub fn run(
     command: &[OsString],
     observed: Option<pid_t>,
@@ -56,7 +56,7 @@ pub fn run(
     Ok((status, elapsed))
 }
 
-/// Returns whether the process is still there, and not a zombie.
+/// Returns whether the process still exists, and is not a zombie.
 fn lives(pid: pid_t) -> bool {
     status(pid, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }

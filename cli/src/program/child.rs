@@ -40,7 +40,7 @@ impl Child {
         pointers.push(ptr::null());
         let (wait, leave) = io::pipe()?;
         let (failure, fail) = io::pipe()?;
-        // SAFETY: the child calls nothing but async-signal-safe functions.
+        // SAFETY: the child calls only async-signal-safe functions.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()).context("cannot fork"),
             0 => {
@@ -66,7 +66,7 @@ impl Child {
         // The program may have ended before this thread continues.
         let at = Instant::now();
         match leave.write_all(&[1]) {
-            // The child has been killed, which will be told as its end.
+            // The child was killed, which is reported as its end.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result?,
         }
@@ -126,12 +126,12 @@ impl fmt::Display for NotExecuted {
 
 impl Error for NotExecuted {}
 
-/// Waits for permission and executes the program; without permission, or if that fails, the child
+/// Waits for permission and executes the program. Without permission, or if that fails, the child
 /// ends.
 ///
 /// # Safety
 ///
-/// `words` are pointers to strings, and null.
+/// `words` are pointers to strings, and the last one is null.
 unsafe fn execute(
     wait: &PipeReader,
     leave: &PipeWriter,
@@ -139,10 +139,10 @@ unsafe fn execute(
     words: &[*const libc::c_char],
 ) -> ! {
     let mut byte = 0_u8;
-    // SAFETY: system calls with descriptors that are open and a byte that is writable; `words` are
-    // as the caller says.
+    // SAFETY: these are system calls with open descriptors and a writable byte. `words` are as the
+    // caller promises.
     unsafe {
-        // If this stayed open, the end of the parent would not end the wait.
+        // If this end stayed open, the end of the parent would not end the wait.
         libc::close(leave.as_raw_fd());
         if libc::read(wait.as_raw_fd(), (&raw mut byte).cast(), 1) == 1 {
             // Rust's runtime ignores SIGPIPE in this program. Programs start with the default.

@@ -57,8 +57,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Returns the command that is run meanwhile, and the process or thread with which the
-    /// observation ends.
+    /// Returns the command that is run meanwhile, and the process or thread whose end also ends the
+    /// observation.
     pub fn parts(self) -> (&'a [OsString], Option<pid_t>) {
         match self {
             Self::Process(id, command) | Self::Thread(id, command) => (command, Some(id)),
@@ -83,9 +83,9 @@ pub struct Signals {
 pub const LOOK: Duration = Duration::from_millis(10);
 
 impl Signals {
-    /// Handles signals that interrupt the program. Such a signal must not end its observer, which
-    /// has to print results. It is handled and not ignored, because the program would inherit an
-    /// ignored signal.
+    /// Handles signals that interrupt the program. Such a signal must not end the observer, which
+    /// still has to print results. The signal is handled and not ignored, because the program would
+    /// inherit an ignored signal.
     pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
         let signals = Self { intervals: interval.is_some(), ..Self::default() };
         signals.interrupted_by(&[SIGINT, SIGQUIT])?;
@@ -105,7 +105,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Handles the signals by which the caller ends an observation that would go on for ever.
+    /// Handles the signals by which the caller ends an endless observation.
     pub fn to_end() -> io::Result<Self> {
         let signals = Self::default();
         signals.interrupted_by(&[SIGINT, SIGTERM, SIGHUP])?;
@@ -172,7 +172,8 @@ pub fn name(pid: pid_t) -> String {
     harmless(&String::from_utf8_lossy(name))
 }
 
-/// Has orphans of all that this program starts become its children, so that it can wait for them.
+/// Makes this program the parent of all orphans of the processes that it starts, so that it can
+/// wait for them.
 pub fn adopt_orphans() -> io::Result<()> {
     Ok(prctl::set_child_subreaper(true)?)
 }

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use libc::{c_int, c_uint, c_void, pid_t};
 
-/// What has become of a tracee.
+/// The change of a tracee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// It has ended with this exit status, or with 128 and the signal if one ended it.
     Ended(u8),
-    /// It has executed a program. Its number was this before.
+    /// It has executed a program. Before that, its number was this one.
     Executed(pid_t),
     /// It is new, has been interrupted, or was continued after a stop.
     Began,
@@ -101,7 +101,7 @@ pub fn wait() -> io::Result<Waited> {
     }
 }
 
-/// Has [`wait`] interrupted by SIGALRM, which has a handler, at such intervals.
+/// Makes SIGALRM, which has a handler, interrupt [`wait`] at such intervals.
 pub fn alarm_every(interval: Duration) -> io::Result<()> {
     let part = libc::timeval {
         tv_sec: interval.as_secs() as libc::time_t,
@@ -109,15 +109,15 @@ pub fn alarm_every(interval: Duration) -> io::Result<()> {
     };
     let timer = libc::itimerval { it_interval: part, it_value: part };
     end_waits(libc::SIGALRM)?;
-    // SAFETY: the timer is readable, and what it was before is not asked for.
+    // SAFETY: the timer is readable, and the pointer for the old timer is null.
     check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) }.into())
 }
 
-/// Has [`wait`] interrupted by this signal, which has a handler. Without this the wait would be
-/// started again.
+/// Makes this signal, which has a handler, interrupt [`wait`]. Otherwise the kernel would restart
+/// the wait.
 pub fn end_waits(signal: c_int) -> io::Result<()> {
-    // SAFETY: all-zero is a valid `sigaction`; what is pointed to is readable or writable, as it
-    // has to be, and what was there before is not asked for.
+    // SAFETY: all-zero is a valid `sigaction`. Each pointer is readable or writable as it has to
+    // be, and the one for the old action is null.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         check(libc::sigaction(signal, ptr::null(), &raw mut action).into())?;
@@ -161,17 +161,18 @@ pub fn signal_information(pid: pid_t) -> io::Result<libc::siginfo_t> {
     }
 }
 
-/// Returns the descriptor of which a signal tells, as `sigaction(2)` has it. Signals that tell of
-/// none have any number there.
+/// Returns the descriptor that a signal reports, as `sigaction(2)` has it. For a signal that
+/// reports none, the result may be any number.
 pub fn descriptor(information: &libc::siginfo_t) -> c_int {
-    /// The beginning of a `siginfo_t` that tells of a descriptor.
+    /// The beginning of a `siginfo_t` that reports a descriptor.
     #[repr(C)]
     struct OfDescriptor {
         _signal: [c_int; 3],
         _band: libc::c_long,
         descriptor: c_int,
     }
-    // SAFETY: both are numbers only, and a `siginfo_t` is longer and aligned like its longs.
+    // SAFETY: both types consist of numbers only. A `siginfo_t` is longer, and aligned for its
+    // longs.
     unsafe { (&raw const *information).cast::<OfDescriptor>().read().descriptor }
 }
 
@@ -189,7 +190,7 @@ pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
 ///
 /// # Safety
 ///
-/// `T` is what this request writes.
+/// This request writes a `T`.
 unsafe fn fetch<T>(request: c_uint, pid: pid_t, data: *mut T) -> io::Result<()> {
     let nothing = ptr::null_mut::<c_void>();
     // SAFETY: the caller promises that the kernel writes a `T`, for which there is room.  These

@@ -14,29 +14,30 @@ use super::child::{Child, Started};
 use super::ptrace::{self, Bond, Change, Waited};
 use super::{Signals, Target, limits, status, threads};
 
-/// What an observer does with a program's threads.
+/// The actions of an observer for a program's threads.
 pub trait Observer {
     /// The observer's data about each thread while it lives.
     type Given;
 
-    /// Gives a stopped thread that is new its data. Returns `None` if it may not be observed, or
-    /// has been killed.
+    /// Gives a new, stopped thread its data. Returns `None` if the thread may not be observed, or
+    /// was killed.
     fn give(&mut self, pid: pid_t) -> Result<Option<Self::Given>>;
 
     /// Returns whether a stopped thread that executes another program keeps its data.
     fn keeps(&mut self, pid: pid_t, given: &mut Self::Given) -> Result<bool>;
 
-    /// Is called for a signal that a stopped thread is to get. Returns the one that it gets, or 0
-    /// for none.
+    /// The tracer calls this for a signal that a stopped thread is to get. Returns the signal that
+    /// it gets, or 0 for none.
     fn signal(&mut self, _: pid_t, _: &mut Self::Given, signal: c_int) -> Result<c_int> {
         Ok(signal)
     }
 
-    /// Is called when a thread has ended, or is stopped and will not be observed any more.
+    /// The tracer calls this when a thread has ended, or is stopped and will not be observed any
+    /// more.
     fn ended(&mut self, pid: pid_t, given: Self::Given) -> Result<()>;
 
-    /// Is called when an interval has ended. Every thread has been stopped since it began, or
-    /// sleeps.
+    /// The tracer calls this when an interval has ended. Every thread was stopped since it began,
+    /// or sleeps.
     fn interval(&mut self, _: &HashMap<pid_t, Self::Given>) -> Result<()> {
         Ok(())
     }
@@ -87,8 +88,8 @@ struct Tracer<'a, O: Observer> {
     given: HashMap<pid_t, O::Given>,
     /// Threads that have been interrupted and not stopped yet.
     asked: HashSet<pid_t>,
-    /// Whether an interrupt ends the observation: the process ran before, or the program has ended
-    /// and has left something behind.
+    /// Whether an interrupt ends the observation: the process existed before, or the program has
+    /// ended and left processes behind.
     may_leave: bool,
     /// Whether the threads that exist already are being attached.
     attaching: bool,
@@ -141,8 +142,8 @@ impl<O: Observer> Tracer<'_, O> {
                         self.asked.insert(thread);
                         seized += 1;
                     }
-                    // The thread has ended meanwhile, or is traced since another one has started
-                    // it.
+                    // The thread has ended meanwhile, or is traced already because a traced thread
+                    // has started it.
                     Err(error)
                         if !self.asked.is_empty()
                             && matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EPERM)) => {}
@@ -249,8 +250,8 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(())
     }
 
-    /// Begins with a thread that is new: it gets its data now, and a thread that was stopped has
-    /// got them before.
+    /// Begins with a new thread, which gets its data now. A thread that was stopped before has its
+    /// data already.
     fn begin(&mut self, pid: pid_t) -> Result<()> {
         if self.waits != Some(pid) && !self.leaving && !self.given.contains_key(&pid) {
             self.give(pid)?;
@@ -258,8 +259,8 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(())
     }
 
-    /// Handles a thread that executes another program. It continues with its data, and may have got
-    /// its process's number, which was that of a thread that has ended.
+    /// Handles a thread that executes another program. It continues with its data. It may have got
+    /// its process's number, which was the number of a thread that has ended.
     fn executed(&mut self, pid: pid_t, before: pid_t) -> Result<()> {
         self.waits = None;
         if before != pid {
@@ -274,7 +275,7 @@ impl<O: Observer> Tracer<'_, O> {
             None => false,
         };
         if !keeps {
-            // This is the first program, or one that may do what the caller may not.
+            // This is the first program, or one with more rights than the caller.
             self.end(pid)?;
             self.give(pid)?;
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples what runs already, and programs together with the kernel. Nothing is stopped and gets no
-//! signal: the kernel writes samples into rings, so that whatever happens to this program, the
-//! others go on.
+//! Samples running threads, processes and CPUs, and programs together with the kernel. Nothing is
+//! stopped or gets a signal: the kernel writes samples into rings. So whatever happens to this
+//! program, the others go on.
 
 use std::collections::{HashMap, HashSet};
 
@@ -39,7 +39,7 @@ pub fn run(
     Ok((profiles, status))
 }
 
-/// The number of the threads that execute while there is nothing to execute.
+/// The thread number of the idle threads.
 const IDLE: u32 = 0;
 
 struct Attached<'a> {
@@ -61,7 +61,7 @@ impl Beside for Attached<'_> {
     }
 }
 
-/// Collects samples of what runs already.
+/// Collects samples of running threads, processes or CPUs.
 pub struct Recording {
     sampled: Vec<Sampled>,
     memory: Memory,
@@ -70,31 +70,31 @@ pub struct Recording {
 /// The samples of one event since the last profile.
 struct Sampled {
     event: Event,
-    /// What all its profiles have, and the threads that were sampled since the last one.
+    /// The common part of all its profiles, and the threads that were sampled since the last one.
     profile: Profile,
     samples: Samples,
     rings: Vec<Rings>,
 }
 
-/// What all processes have mapped.
+/// The mappings of all processes.
 #[derive(Default)]
 struct Memory {
     files: Files,
     /// The memory of each process.
     spaces: HashMap<u32, Space>,
-    /// The processes of which it was read in this tick what they have mapped.
+    /// The processes whose mappings were read in this tick.
     read: HashSet<u32>,
 }
 
 impl Memory {
-    /// Returns where a thread was, and then its callers. A process that has ended has no memory in
-    /// which its code could be found.
+    /// Returns the place of a thread, and then its callers. A process that has ended has no memory
+    /// in which its code could be found.
     fn frames(&mut self, sample: &Sample) -> Vec<Frame> {
         let addresses = addresses(sample.ip, &sample.callers);
         let space = self.spaces.entry(sample.pid);
         let space = space.or_insert_with(|| Space::unstopped(sample.pid));
         // In a program without frame pointers most samples have callers that are no addresses at
-        // all, so it is read at most once in a tick what is mapped.
+        // all. So the mappings are read at most once in a tick.
         if !space.knows(&addresses) && self.read.insert(sample.pid) {
             space.look(&mut self.files);
         }
@@ -102,16 +102,16 @@ impl Memory {
     }
 }
 
-/// Returns the address of a sample, and of each caller one within its call. A caller's own address
-/// is that behind its call, which may be another function's.
+/// Returns the address of a sample, and for each caller an address within its call. The caller's
+/// own address is behind its call, and may belong to another function.
 fn addresses(ip: u64, callers: &[u64]) -> Vec<u64> {
     let callers = callers.iter().map(|address| address.saturating_sub(1));
     [ip].into_iter().chain(callers).collect()
 }
 
 impl Recording {
-    /// Samples nothing yet. There is one profile for each event, which names the event and has no
-    /// samples.
+    /// Makes a recording that samples nothing yet. There is one profile for each event, which names
+    /// the event and has no samples.
     pub fn new(events: &[Event], profiles: Vec<Profile>) -> Self {
         let sampled = profiles.into_iter().zip(events).map(|(profile, &event)| Sampled {
             event,
@@ -131,7 +131,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Takes what the kernel has written meanwhile.
+    /// Takes the samples that the kernel has written meanwhile.
     pub fn take(&mut self) -> Result<()> {
         self.memory.read.clear();
         for Sampled { profile, samples, rings, .. } in &mut self.sampled {
@@ -172,7 +172,7 @@ impl Recording {
     }
 }
 
-/// Makes times those since the first sample of all events.
+/// Makes times relative to the first sample of all events.
 fn begin_with_zero(profiles: &mut [Profile]) {
     let stacks = || profiles.iter().flat_map(|profile| &profile.stacks);
     let first = stacks().flat_map(|stack| &stack.times).min().copied().unwrap_or(0);

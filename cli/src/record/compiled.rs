@@ -23,9 +23,9 @@ use crate::elf::Facts;
 use crate::profile::{Module, Symbol};
 use crate::program::status;
 
-/// The most of a list that is read. Unit: bytes.
+/// The most bytes of a list that are read. Unit: bytes.
 const BYTES_MAX: u64 = 64 << 20;
-/// The most of a dump that is read, which has the code of all functions. Unit: bytes.
+/// The most bytes of a dump that are read. A dump has the code of all functions. Unit: bytes.
 const DUMP_BYTES_MAX: u64 = 1 << 30;
 
 /// The code that a process has compiled.
@@ -49,7 +49,7 @@ impl Compiled {
     /// Opens a process's list, and its dump if it has mapped one. Returns `None` if there is
     /// neither.
     pub fn open(process: u32, dump: Option<&OsStr>) -> Option<Self> {
-        // A process in a container knows itself by another number, and has a /tmp of its own.
+        // Within a container a process has another number, and a /tmp of its own.
         let numbers = status(process.cast_signed(), "NSpid").unwrap_or_default();
         let own =
             numbers.split_whitespace().last().map_or(process, |n| n.parse().unwrap_or(process));
@@ -71,11 +71,11 @@ impl Compiled {
         self.addresses.insert(address);
     }
 
-    /// Returns it as a module, with the functions that were executed. The path is that of the dump,
+    /// Returns the code as a module, with the functions that were executed. The path is the dump's,
     /// or the one at which perf looks for the list.
     pub fn module(&mut self) -> Module {
         let mut names = Names::unnamed(&self.addresses);
-        // What cannot be read names nothing.
+        // A file that cannot be read names nothing.
         if let Some(mut list) = self.list.as_ref() {
             let mut bytes = Vec::new();
             list.rewind().ok();
@@ -99,7 +99,8 @@ impl Compiled {
 fn open(process: u32, path: &OsStr) -> Option<File> {
     let mut place = OsString::from(format!("/proc/{process}/root"));
     place.push(path);
-    // Anybody can make anything of this name, for instance a pipe on which one would wait.
+    // Anybody can make any kind of file with this name, for instance a pipe on which the reader
+    // would wait.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = File::options().read(true).custom_flags(flags).open(place).ok()?;
     let facts = file.metadata().ok()?;
@@ -107,13 +108,13 @@ fn open(process: u32, path: &OsStr) -> Option<File> {
     (facts.is_file() && may_name(facts.uid(), owner)).then_some(file)
 }
 
-/// Returns whether a user may say what the functions of a process with this owner are called.
+/// Returns whether a user's file may name the functions of a process with this owner.
 fn may_name(user: u32, owner: u32) -> bool {
     [owner, 0].contains(&user)
 }
 
-/// The names of addresses, of which those count that were given last: where functions overlap, that
-/// is the one compiled last.
+/// The names of addresses. The last name that was given to an address counts: where functions
+/// overlap, that is the function compiled last.
 struct Names(BTreeMap<u64, Option<String>>);
 
 impl Names {
@@ -136,7 +137,7 @@ impl Names {
     }
 
     /// Adds the functions of a dump, as far as it follows the rules of its format. Its writer may
-    /// not have come to its end.
+    /// not have finished.
     fn add_dump(&mut self, mut file: impl Read + Seek) -> Option<()> {
         let mut head = [0; JitDumpHeader::SIZE];
         file.read_exact(&mut head).ok()?;
@@ -172,8 +173,8 @@ impl Names {
         }
     }
 
-    /// Returns the functions that have addresses. Neighbours are of one function if they have one
-    /// name.
+    /// Returns the functions that contain the addresses. Neighbours with the same name are one
+    /// function.
     fn symbols(self) -> Vec<Symbol> {
         let mut symbols: Vec<Symbol> = Vec::new();
         let mut before = None;
@@ -230,7 +231,7 @@ mod tests {
         record(0, &body)
     }
 
-    /// Returns a dump of these records. Its header has a size of its own.
+    /// Returns a dump of these records. Its header has an unusual size.
     fn dump(records: &[Vec<u8>]) -> Vec<u8> {
         let size = 48;
         let mut bytes = [&b"DTiJ"[..], &[1_u32, size].map(u32::to_le_bytes).concat()].concat();
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(found, [symbol(u64::MAX - 1, u64::MAX, "f")]);
     }
 
-    /// Removes its file in the end, whatever kind it is.
+    /// Removes its file when it is dropped, whatever kind of file that is.
     struct List(PathBuf);
 
     impl Drop for List {

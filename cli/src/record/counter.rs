@@ -14,8 +14,8 @@ use shared_abi::ioctl::Control;
 use crate::info::Here;
 use crate::program::{device, ptrace};
 
-/// The signal of an overflow. C libraries keep it to themselves, so programs can neither block it
-/// nor wait for it. If they send it to each other, that is recognised and passed on.
+/// The signal of an overflow. C libraries reserve it for themselves, so programs can neither block
+/// it nor wait for it. If programs send it to each other, that is recognised and passed on.
 pub const SIGNAL: c_int = 33;
 
 /// The source of threads' counters.
@@ -79,13 +79,13 @@ impl Counter {
     pub fn raised(&self, information: &libc::siginfo_t) -> bool {
         match self {
             Self::Paravirt(_) => Overflow::from_siginfo(information).is_some(),
-            // These codes are the kernel's about descriptors (`sigaction(2)`), which nobody else
-            // may use.
+            // The kernel uses these codes for descriptors (`sigaction(2)`), and nobody else may use
+            // them.
             Self::Native(_) => (POLL_IN..=POLL_HUP).contains(&information.si_code),
         }
     }
 
-    /// Returns the numbers of events since the thread got them.
+    /// Returns the numbers of events since the thread got the counters.
     pub fn counts(&self) -> Result<Vec<u64>> {
         match self {
             Self::Paravirt(device) => {
@@ -95,7 +95,7 @@ impl Counter {
         }
     }
 
-    /// Lets the counters continue after the overflow of which a signal has told.
+    /// Lets the counters continue after the overflow that a signal has reported.
     pub fn go_on(&self, information: &libc::siginfo_t) -> io::Result<()> {
         match self {
             // All of them pause.

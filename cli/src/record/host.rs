@@ -19,7 +19,8 @@ use crate::text::print_note;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus(Vec<u32>);
 
-/// The most physical CPUs that can be named; those behind them are sampled with all others.
+/// The most physical CPUs that can be named. CPUs behind them are sampled only together with all
+/// others.
 const NAMED_MAX: u32 = 64;
 
 impl FromStr for Cpus {
@@ -64,7 +65,7 @@ struct Recording<'a> {
     cpus: Option<&'a Cpus>,
     places: Places,
     collector: Collector,
-    /// Why there are no more samples, if it has ended early.
+    /// The reason why there are no more samples, if sampling has ended early.
     ended: Option<String>,
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr record`, which notes where a program is, with all threads and processes that
-//! it starts, whenever a number of events has occurred.
+//! Implements `perfctr record`, which notes where a program and all threads and processes that it
+//! starts are, whenever a number of events has occurred.
 //!
-//! Every thread has a counter of its own and gets a signal at each overflow, at which its tracer
-//! finds it stopped.  The tracer notes where it is, discards the signal, and lets counter and
-//! thread continue. The program notices none of this, and nothing of it is counted.
+//! Every thread has a counter of its own and gets a signal at each overflow. Its tracer then finds
+//! it stopped, notes its place, discards the signal, and lets counter and thread continue. The
+//! program notices none of this, and nothing of it is counted.
 //!
-//! What runs already is not traced: the kernel writes its samples into rings. So it does with
-//! programs that are sampled in the kernel, too, where no tracer finds them. A Xen host is sampled
-//! by the hypervisor in the same way.
+//! Running processes are not traced: the kernel writes their samples into rings. It also does that
+//! for programs that are sampled in the kernel, where no tracer can find them. The hypervisor
+//! samples a Xen host in the same way.
 
 pub mod attached;
 mod compiled;
@@ -175,10 +175,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let events = options.events()?;
     let target = options.target();
     let is_kernels = is_kernels(&events);
-    // Rings are read again and again.
+    // Rings have to be read again and again.
     let signals = Signals::handle(target, is_kernels.then_some(LOOK))?;
-    // The file is opened before the program runs, since the samples would be lost if it cannot be
-    // written.
+    // The file is opened before the program runs, since the samples would be lost if it could not
+    // be written.
     let open = if options.host || is_kernels { Place::open_private } else { Place::open };
     let place = open(&options.output)?;
     let recorded = match options.host {
@@ -204,7 +204,7 @@ fn write(options: &Options, place: &Place, profiles: &[Profile]) -> Result<()> {
     match perf_data::encode(profiles) {
         Ok(bytes) => place.write_bytes(&bytes),
         Err(why) => {
-            // The samples shall not be lost.
+            // Then the samples are not lost.
             place.write(profiles)?;
             bail!("{} has perfctr's own format: {why:#}", options.output.display())
         }
@@ -264,12 +264,12 @@ fn traced(
     Ok((recorder.finish(unobserved), status))
 }
 
-/// Returns what is said of a profile, a line each.
+/// Returns the messages about a profile, a line each.
 fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
     let samples = counted(profile.samples(), "sample");
     let threads = counted(profile.threads.len() as u64, profile.thread_noun());
     let mut lines = vec![format!("{samples} of {threads} in {}{event}", output.display())];
-    // A host's always says so.
+    // The message about a host always has this.
     if profile.lost > 0 || profile.host.is_some() {
         let lost = counted(profile.lost, "sample");
         let why = if profile.lost > 0 { ": they came faster than they were read" } else { "" };

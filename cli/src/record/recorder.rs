@@ -18,7 +18,7 @@ use crate::program::{name, ptrace, status};
 /// A recorder of samples.
 pub struct Recorder {
     source: Source,
-    /// The profile of each event, with the samples that it will have.
+    /// The profile of each event, and the samples that it will get.
     profiles: Vec<(Profile, Samples)>,
     files: Files,
     /// The memory of each process.
@@ -172,7 +172,7 @@ mod tests {
         let nothing = OwnedFd::from(File::open("/dev/null").unwrap());
         let counter = Counter::Paravirt(Device::from(nothing));
         let mut sampled = Sampled { counter, thread: 1, periods: vec![0] };
-        // Whether the counter stays cannot be found here, where there may be no module.
+        // This cannot test whether the counter stays, since there may be no module here.
         drop(recorder.keeps(own.cast_signed(), &mut sampled));
         let left: Vec<&u32> = recorder.spaces.keys().collect();
         assert_eq!(left, [&other], "another process executes what it did");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds out what the addresses of a process belong to, and which functions called which there.
+//! Finds the code at the addresses of a process, and which functions have called which.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,7 +30,7 @@ type Data = Arc<[u8]>;
 /// The memory of one process.
 pub struct Space {
     process: u32,
-    /// What the process has there, if its stack is to be read.
+    /// The process's memory, if its stack is to be read.
     memory: Option<File>,
     maps: Vec<Map>,
     unwinder: UnwinderX86_64<Data>,
@@ -64,19 +64,19 @@ impl Space {
         Self { process, memory: None, maps, unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Returns whether it is known what is mapped at all of these addresses. The kernel's are.
+    /// Returns whether the mappings at all of these addresses are known. The kernel's are.
     pub fn knows(&self, addresses: &[u64]) -> bool {
         addresses.iter().all(|&address| is_kernels(address) || self.map(address).is_some())
     }
 
-    /// Returns where these addresses are, as far as it is known.
+    /// Returns the places of these addresses, as far as they are known.
     pub fn frames(&self, files: &mut Files, addresses: &[u64]) -> Vec<Frame> {
         let addresses = addresses.iter().take(DEPTH_MAX);
         addresses.map(|&address| self.frame(files, address)).collect()
     }
 
-    /// Returns where a stopped thread is, and then its callers if they are wanted, the innermost
-    /// first.
+    /// Returns the place of a stopped thread, and then its callers if they are wanted, the
+    /// innermost first.
     pub fn stack(
         &mut self,
         files: &mut Files,
@@ -117,7 +117,7 @@ impl Space {
         };
         let registers = UnwindRegsX86_64::new(rip, rsp, rbp);
         let mut frames = self.unwinder.iter_frames(rip, registers, &mut self.cache, &mut read);
-        // The first frame is the thread's own. Unwinding ends where nothing is known.
+        // The first frame is the thread's own. Unwinding ends at code of which nothing is known.
         let _ = frames.next();
         while let Ok(Some(frame)) = frames.next() {
             // The outermost callers are left out.
@@ -132,7 +132,7 @@ impl Space {
         self.maps.iter().find(|map| map.addresses.contains(&address))
     }
 
-    /// Reads what is mapped now. Returns whether anything has changed.
+    /// Reads the present mappings. Returns whether anything has changed.
     pub fn look(&mut self, files: &mut Files) -> bool {
         let text = fs::read(format!("/proc/{}/maps", self.process)).unwrap_or_default();
         let maps: Vec<Map> = text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect();
@@ -168,7 +168,7 @@ impl Space {
             return Frame { module: Some(files.kernel(address)), address };
         }
         if let Some(module) = map.filter(|map| map.is_anonymous()).and_then(|_| {
-            // The process may have compiled what is there.
+            // The code there may be the process's own compiled code.
             files.compiled(self.process, address)
         }) {
             return Frame { module: Some(module), address };
@@ -197,7 +197,7 @@ impl Map {
         executable.then(|| Self { addresses, offset, path: OsStr::from_bytes(path).to_owned() })
     }
 
-    /// Returns whether it is memory of no file that stays, where compilers may put code.
+    /// Returns whether this is memory of no file that stays, in which compilers may put code.
     fn is_anonymous(&self) -> bool {
         let path = self.path.as_bytes();
         path.is_empty() || [&b"[anon:"[..], b"/memfd:"].iter().any(|name| path.starts_with(name))
@@ -236,7 +236,7 @@ impl Files {
     }
 
     /// Returns the index of the code that a process has compiled and executes at this address, or
-    /// `None` if it has said of none.
+    /// `None` if it has reported none.
     fn compiled(&mut self, process: u32, address: u64) -> Option<u32> {
         let next = self.next();
         let (index, compiled) = match self.compiled.entry(process) {

@@ -19,7 +19,7 @@ use crate::profile::{Frame, Module, Profile};
 const INSTRUCTIONS_MAX: usize = 100_000;
 
 /// Returns the text of a function: its instructions with their samples, in the order of addresses.
-/// Before those of a line there is the line.
+/// A line of source comes before its instructions.
 pub fn annotate(profile: &Profile, names: &[Named], function: &str) -> Result<String> {
     let found = samples(profile, names, function);
     ensure!(
@@ -71,7 +71,7 @@ struct Code {
 }
 
 impl Code {
-    /// Reads the function in which these addresses are.
+    /// Reads the function that contains these addresses.
     fn open(module: &Module, addresses: &BTreeMap<u64, u64>) -> Result<Self> {
         let bytes = fs::read(module.file())?;
         let file = object::File::parse(&*bytes)?;
@@ -134,8 +134,8 @@ impl Code {
     }
 }
 
-/// Returns where the function is in which this address is: by the file's symbols, or else by what
-/// it says to unwinders.
+/// Returns the range of the function that contains this address: by the file's symbols, or else by
+/// its data for unwinders.
 fn range(file: &object::File<'_>, address: u64) -> Option<Range<u64>> {
     let symbols = file.symbols().chain(file.dynamic_symbols());
     let functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);

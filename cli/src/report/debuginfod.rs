@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds debugging information by its build-id where the system's client of debuginfod keeps it, or
-//! has that client fetch it from the servers that the user has named (`debuginfod-find(1)`).
+//! Finds debugging information by its build-id in the cache of the system's client of debuginfod,
+//! or makes that client fetch it from the servers that the user has named (`debuginfod-find(1)`).
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// The time between two looks whether the client has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Returns the file that the client has kept, if there is one. One without contents says that no
-/// server had it.
+/// Returns the file in the client's cache, if there is one. An empty file says that no server had
+/// it.
 pub fn kept(build_id: &str) -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let below = |name, path: &str| Some(set(name)?.join(path));
@@ -31,15 +31,15 @@ pub fn kept(build_id: &str) -> Option<PathBuf> {
     path.metadata().is_ok_and(|facts| facts.is_file() && facts.len() > 0).then_some(path)
 }
 
-/// Asks for files by the client.
+/// Asks servers for files, through the client.
 #[derive(Debug, Default)]
 pub struct Servers {
-    /// Whether it is of no use to ask again.
+    /// Whether it is useless to ask again.
     given_up: bool,
 }
 
 impl Servers {
-    /// Has the client fetch the debugging information of a file, if the user has named servers.
+    /// Makes the client fetch the debugging information of a file, if the user has named servers.
     /// Tells `warn` what is done, and why there is nothing.
     pub fn fetch(&mut self, build_id: &str, file: &str, warn: impl Fn(&str)) -> Option<PathBuf> {
         if self.given_up || env::var_os(SERVERS).is_none_or(|servers| servers.is_empty()) {

@@ -60,7 +60,7 @@ fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {
     let mut all = Rows::new();
     for (n, (profile, names)) in profiles.into_iter().enumerate() {
         for (row, samples) in rows(profile, names, keys) {
-            // A profile's check has made sure that this does not overflow.
+            // The profile's check has made sure that this does not overflow.
             all.entry(row).or_default()[n] += samples * profile.period;
         }
     }

@@ -12,7 +12,7 @@ use crate::profile::Profile;
 /// The smallest share of all samples of a call that is shown. Unit: per mille.
 const SHARE_MIN: u64 = 5;
 
-/// A function, as reached by one sequence of calls.
+/// A function that was reached by one sequence of calls.
 #[derive(Default)]
 struct Node<'a> {
     samples: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr report`, which shows what was recorded, for people and for programs.
+//! Implements `perfctr report`, which shows recorded profiles, for people and for programs.
 
 mod annotate;
 mod debuginfod;
@@ -182,7 +182,7 @@ pub fn events(profiles: &[Profile]) -> String {
     names.join(", ")
 }
 
-/// Returns what is for people.
+/// Returns the output for people.
 fn text(options: &Options, profile: &Profile) -> Result<String> {
     if let Some(function) = &options.annotate {
         let names = symbols::name(profile, |text| print_note(text));
@@ -232,8 +232,8 @@ fn framed<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = (u32
 }
 
 /// Returns a line for each stack: thread and functions, the outermost first, and the number of
-/// samples. The layer of a host's functions is before them. A mark is put behind each word of a
-/// layer, and behind those of none, such as the thread.
+/// samples. If they are a host's functions, their layer comes before them. `mark` returns the mark
+/// behind each word of a layer, and behind words without a layer, such as the thread.
 fn folded(
     profile: &Profile,
     names: &[Named],
@@ -260,8 +260,8 @@ fn folded(
 /// The colours of a host's layers.
 const COLOURS: &str = "orange: hypervisor, blue: kernels, green: user mode";
 
-/// Returns the mark by which a word of a layer, or a virtual CPU, gets its colour. Functions of
-/// several layers may have the same name. It is one of those that are not in the picture.
+/// Returns the mark that gives a word of a layer, or a virtual CPU, its colour. A mark is needed
+/// because functions of several layers may have the same name. The picture does not show the mark.
 fn mark(layer: Option<Layer>) -> &'static str {
     match layer {
         Some(Layer::Hypervisor) => "_[k]",
@@ -271,8 +271,8 @@ fn mark(layer: Option<Layer>) -> &'static str {
     }
 }
 
-/// Returns the marks of folded stacks that others read. Tools for flame graphs know functions of
-/// the kernel by this mark of perf's. They know nothing of a host's layers.
+/// Returns the marks for folded stacks that other tools read. Tools for flame graphs recognise
+/// functions of the kernel by perf's mark. They know nothing of a host's layers.
 fn usual(profile: &Profile) -> fn(Option<Layer>) -> &'static str {
     match profile.host {
         Some(_) => |_| "",
@@ -283,7 +283,7 @@ fn usual(profile: &Profile) -> fn(Option<Layer>) -> &'static str {
 /// The mark behind the kernel's functions.
 const KERNEL_MARK: &str = "_[k]";
 
-/// Returns the colour of a marked word. Neighbours of one layer have different shades of it.
+/// Returns the colour of a marked word. Neighbours in one layer have different shades of it.
 fn colour(word: &str) -> Color {
     let hash = word.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31) + u32::from(byte));
     let shade = (hash % 48) as u8;
@@ -310,8 +310,8 @@ fn colours(folded: &str) -> PaletteMap {
     colours
 }
 
-/// Returns the colours of the kernel's functions in a program's folded stacks. They are those of
-/// kernels in the picture of a host.
+/// Returns the colours of the kernel's functions in a program's folded stacks. They are the colours
+/// of kernels in the picture of a host.
 fn kernels_colours(folded: &str) -> PaletteMap {
     let mut colours = PaletteMap::default();
     let stacks = folded.lines().filter_map(|line| line.rsplit_once(' '));
@@ -371,8 +371,8 @@ mod tests {
     use crate::elf::Facts;
     use crate::profile::{Frame, Host, Module, Symbol, Thread};
 
-    /// Returns a profile of two threads in `f`, once in a function that was inlined there. `main`
-    /// calls `f`.
+    /// Returns a profile of two threads in `f`. One sample is in a function that was inlined there.
+    /// `main` calls `f`.
     pub fn profile() -> (Profile, Vec<Named>) {
         let words = vec!["./a".to_owned(), "b".to_owned()];
         let mut profile = Profile::new(words, "native".into(), "instructions:u".into(), 100);
@@ -548,7 +548,7 @@ mod tests {
         assert_eq!(Key::columns(&[], &program).unwrap(), [Key::Symbol]);
         assert_eq!(Key::columns(&[], &host).unwrap(), [Key::Layer, Key::Domain, Key::Symbol]);
         assert_eq!(Key::columns(&[Key::Cpu], &host).unwrap(), [Key::Cpu]);
-        // A live view begins with a host of which nothing was sampled yet.
+        // A live view begins with a host from which nothing was sampled yet.
         host.modules.clear();
         assert_eq!(Key::columns(&[Key::Layer], &host).unwrap(), [Key::Layer]);
         let error = Key::columns(&[Key::Symbol, Key::Domain], &program).unwrap_err().to_string();

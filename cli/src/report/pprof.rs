@@ -168,7 +168,7 @@ fn mappings(profile: &profile::Profile, strings: &mut Strings) -> Vec<Mapping> {
         id,
         filename: strings.of(&module.path),
         build_id: strings.of(module.build_id.as_deref().unwrap_or_default()),
-        // The reader has nothing left to find out.
+        // The reader need not find out anything more.
         has_functions: true,
         has_filenames: true,
         has_line_numbers: true,

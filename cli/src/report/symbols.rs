@@ -45,7 +45,7 @@ impl Named {
         self.places.last().map_or("", |place| &place.function)
     }
 
-    /// Returns the line whose code was executed, or as much as is known of it.
+    /// Returns the line whose code was executed, or the part of that which is known.
     pub fn line(&self) -> String {
         let known =
             self.places.first().and_then(|place| Some((place.file.as_deref()?, place.line)));
@@ -65,7 +65,7 @@ pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
 #[derive(Default)]
 pub struct Names {
     sources: HashMap<Module, Source>,
-    /// What is asked for debugging information that is not here.
+    /// The servers that are asked for debugging information that is missing here.
     servers: Option<Servers>,
 }
 
@@ -125,8 +125,8 @@ struct Source {
     short: String,
     /// Debugging information that was moved out of the file, if that is there, and the file itself.
     loaders: Vec<Loader>,
-    /// The functions that the file describes to unwinders: these are all, even in a file without
-    /// names.
+    /// The functions that the file describes to unwinders. These are all functions, even in a file
+    /// without names.
     functions: Vec<Range<u64>>,
     /// The functions that the profile names itself.
     named: Vec<Symbol>,
@@ -158,7 +158,7 @@ impl Source {
         let id = module.build_id.as_deref();
         let debug = id.and_then(debug_file).or_else(|| linked(&file, &path));
         let debug = debug.or_else(|| id.and_then(debuginfod::kept));
-        // A file that has it needs no other.
+        // A file with its own debugging information needs no other one.
         let is_without = || file.section_by_name(".debug_info").is_none();
         let debug = debug.or_else(|| id.filter(|_| is_without()).and_then(fetch)).into_iter();
         let paths = debug.chain([path]);
@@ -200,14 +200,14 @@ impl Source {
     }
 }
 
-/// Returns the name as its language writes it. C's names stay as they are: `f` is also how C++
-/// writes `float` within its names.
+/// Returns the name as the function's language writes it. C's names stay as they are, since `f` is
+/// also how C++ writes `float` within its names.
 fn demangled(name: &str) -> String {
     let is_mangled = name.starts_with("_Z") || name.starts_with("_R");
     if is_mangled { demangle_auto(name.into(), None).into_owned() } else { name.to_owned() }
 }
 
-/// Returns what the debugging information says, if there is any.
+/// Returns the places by the debugging information, if there is any.
 fn places(loader: &Loader, address: u64) -> Option<Vec<Place>> {
     let mut frames = loader.find_frames(address).ok()?;
     let mut places = Vec::new();
@@ -229,15 +229,16 @@ fn debug_file(build_id: &str) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Returns the file that `.gnu_debuglink` names, if one with its checksum is where debuggers look.
+/// Returns the file that `.gnu_debuglink` names, if a file with its checksum is where debuggers
+/// look.
 fn linked(file: &object::File<'_>, path: &Path) -> Option<PathBuf> {
     let (name, sum) = file.gnu_debuglink().ok()??;
     let is_right = |place: &PathBuf| fs::read(place).is_ok_and(|b| crc32fast::hash(&b) == sum);
     places_of_link(path, Path::new(OsStr::from_bytes(name)))?.into_iter().find(is_right)
 }
 
-/// Returns where the file with this name may be that has a file's debugging information. The name
-/// may not lead elsewhere.
+/// Returns where the file with a file's debugging information may be, by this name. The name must
+/// not lead elsewhere.
 fn places_of_link(path: &Path, name: &Path) -> Option<[PathBuf; 3]> {
     let (directory, name) = (path.parent()?, Path::new(name.file_name()?));
     let below = Path::new(DEBUG_FILES).join(directory.strip_prefix("/").ok()?);

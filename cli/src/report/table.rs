@@ -23,7 +23,7 @@ pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<St
     rows
 }
 
-/// Returns the same, those with most samples first, unless they are in the order of time.
+/// Returns the same rows. Those with most samples come first, unless they are in the order of time.
 pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<String>, u64)> {
     let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
     if keys.first() != Some(&Key::Time) {
@@ -32,7 +32,7 @@ pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<Str
     rows
 }
 
-/// Returns the table of where the program was: the names of the innermost frame of each sample.
+/// Returns the table of places: each row counts the samples whose innermost frame is there.
 pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     let rows = ordered(profile, names, keys);
     let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();
@@ -70,12 +70,12 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u64) 
         Key::Module => named.module.clone(),
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),
-        // Whoever is not the kernel is in user mode.
+        // Code that is not the kernel's is in user mode.
         Key::Layer => layer(profile, stack.frames[0]).unwrap_or(Layer::User).name().to_owned(),
         Key::Domain => profile.threads[stack.thread as usize].domain(),
         Key::Time => {
             let tenths = time / 100_000_000;
-            // So wide that texts are in the order of time.
+            // This is so wide that the order of texts is the order of time.
             format!("{:>8}.{}", tenths / 10, tenths % 10)
         }
         Key::Cpu => stack.cpu.map_or_else(String::new, |cpu| cpu.to_string()),

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Code whose numbers of instructions and branches are known by reading it.
 //!
-//! What is around the loops, such as the call, is the same for any number of rounds.  So the
+//! The code around the loops, such as the call, is the same for any number of rounds.  So the
 //! difference between many rounds and one is known exactly.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::{asm, global_asm};
 
-/// What a round of a loop executes.
+/// The instructions and branches of a round of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
     pub instructions: u64,
@@ -54,11 +54,11 @@ pub fn touch(pages: &mut [u8], rounds: u64) {
 /// A round of [`identify`].
 pub const IDENTIFY: Round = Round { instructions: 5, branches: 1 };
 
-/// Executes CPUID this many times, at least once.  In a guest that has the CPU's own rings each of
-/// them leaves the guest and enters it again.
+/// Executes CPUID this many times, at least once.  In a guest that has the CPU's own rings, each
+/// CPUID exits from the guest and enters it again.
 #[inline(never)]
 pub fn identify(rounds: u64) {
-    // SAFETY: CPUID changes the registers that are named, and RBX, which is put back.
+    // SAFETY: CPUID changes the named registers, and RBX, which is restored.
     unsafe {
         asm!(
             "mov {saved}, rbx",
@@ -80,7 +80,7 @@ pub fn identify(rounds: u64) {
 
 /// Instructions of a byte each, one after the other, in a round of [`straight`].
 const STRAIGHT: u64 = 16_384;
-/// What a round of [`straight`] executes: these and the loop's two.
+/// The instructions of a round of [`straight`]: these and the loop's two.
 pub const STRAIGHT_ROUND: u64 = STRAIGHT + 2;
 
 global_asm!(
@@ -106,12 +106,12 @@ const DEC_BYTES: u64 = 3;
 
 /// Executes the straight block this many times, at least once.
 pub fn straight(rounds: u64) {
-    // SAFETY: it changes RDI and the flags only, which a function may.
+    // SAFETY: the code changes only RDI and the flags, as a function may.
     unsafe { perfctr_selftest_straight(rounds) }
 }
 
-/// Returns how many instructions of the straight block are before the one at this address, or
-/// `None` if none of the block's begins there.
+/// Returns how many instructions of the straight block come before the one at this address, or
+/// `None` if no instruction of the block begins there.
 pub fn place(ip: u64) -> Option<u64> {
     match ip.checked_sub(perfctr_selftest_straight as *const () as u64)? {
         before @ 0..=STRAIGHT => Some(before),

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::measured::{Interrupts, Known, Measured, Outcome, Reads, Samples, Spread, Surplus};
 
-/// What processors do beside what their manuals promise, by the names of `docs/habits.md`.
+/// Habits of processors that their manuals do not promise, by the names of `docs/habits.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HabitName {
@@ -24,11 +24,11 @@ pub struct Habit {
     pub name: HabitName,
     /// `None` if it could not be measured.
     pub found: Option<bool>,
-    /// What was measured, or why nothing was.
+    /// The measurement, or the reason why there is none.
     pub because: String,
 }
 
-/// What perfctr promises of counts and samples.
+/// perfctr's promises about counts and samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromiseName {
@@ -42,7 +42,7 @@ pub enum PromiseName {
 }
 
 impl PromiseName {
-    /// Returns what is promised, and what it means if the promise does not hold.
+    /// Returns the promise, and the consequence if it does not hold.
     pub const fn texts(self) -> [&'static str; 2] {
         match self {
             Self::ExactInstructions => [
@@ -94,8 +94,8 @@ impl Verdicts {
         let samples = Sampled::of(&measured.samples);
         let interrupts = interrupts(measured);
         let entries = entries(measured);
-        // The interrupt that takes a sample is then counted before the sample: itself, and the
-        // entries into the guest with which it comes.
+        // Then the interrupt that takes a sample is counted before the sample: the interrupt
+        // itself, and the entries into the guest that come with it.
         let itself = i64::from(interrupts.found == Some(true))
             + i64::from(entries.found == Some(true)) * ENTRIES_OF_INTERRUPT;
         let habits =
@@ -118,7 +118,7 @@ impl Verdicts {
     }
 }
 
-/// What samples say together.
+/// The findings of all samples together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
     /// How many there are in the loop.
@@ -137,8 +137,8 @@ pub struct Judged {
 
 /// The most that a processor may add to a loop past 2^32: a lost wrap is 2^32.
 const SURPLUS_MAX: i64 = 1 << 24;
-/// The entries into a guest with which the interrupt of an overflow comes: after the exit of the
-/// overflow, and after that in which the guest gets its interrupt.
+/// The entries into a guest that come with the interrupt of an overflow: one after the exit of the
+/// overflow, and one after the exit in which the guest gets its interrupt.
 const ENTRIES_OF_INTERRUPT: i64 = 2;
 /// The most that a processor may add for each sample: a lost wrap is a period.
 const SURPLUS_OF_SAMPLE_MAX: i64 = 8;
@@ -176,7 +176,7 @@ impl Judged {
         let within = taken.iter().filter_map(|sample| Some((sample.count, sample.place?)));
         let mut late: Vec<i64> = within.clone().map(|(count, _)| (count % period) as i64).collect();
         late.sort_unstable();
-        // What the counter has counted before the first round is the same for all samples.
+        // The count before the first round is the same for all samples.
         let before = |(count, place): (u64, u64)| (count + round - place % round) % round;
         let first = before(within.clone().next()?);
         let surplus = within.map(|sample| near(before(sample), first, *round));
@@ -193,8 +193,8 @@ impl Judged {
 }
 
 impl Judged {
-    /// Returns whether samples come later than by what an interrupt itself is counted as.  Where
-    /// that is anything, other interrupts may add to single samples, so that most samples decide.
+    /// Returns whether samples come later than the interrupt's own count explains.  If that count
+    /// is not 0, other interrupts may add to single samples, so most samples decide.
     const fn is_late(&self, itself: i64) -> bool {
         if itself == 0 { self.late.most > 0 } else { self.late_median > itself }
     }
@@ -256,7 +256,7 @@ fn interrupts(measured: &Measured) -> Habit {
     }
 }
 
-/// Judges whether samples are later than by what their interrupt itself is counted as.
+/// Judges whether samples are later than their interrupt's own count explains.
 fn skid(samples: &Sampled, itself: i64) -> Habit {
     let name = HabitName::Skid;
     match samples.measured() {
@@ -282,7 +282,7 @@ fn spurious(interrupts: &Outcome<Interrupts>) -> Habit {
     match interrupts {
         Outcome::NotMeasured(why) => unmeasured(name, Some(why)),
         Outcome::Measured(Interrupts { by, overflows, interrupts }) => {
-            // Somebody else's counter may interrupt now and then, such as that of a watchdog.
+            // Somebody else's counter, such as a watchdog's, may interrupt now and then.
             let found = interrupts.saturating_sub(*overflows) > overflows / 4;
             let because = format!("{overflows} overflows had {interrupts} interrupts, by {by}");
             Habit { name, found: Some(found), because }
@@ -377,7 +377,7 @@ fn places(samples: &Sampled, itself: i64) -> Promise {
 /// Judges the counts of a counter that wraps at each sample, and of one that passes 2^32.
 fn wraps(measured: &Measured, samples: &Sampled) -> Promise {
     let name = PromiseName::Wraps;
-    // A surplus of the processor is small; a lost wrap is not.
+    // A surplus from the processor is small, while a lost wrap is not.
     let small = |spread: Spread| spread.least >= -SURPLUS_MAX && spread.most <= SURPLUS_MAX;
     let past = measured.wrap.measured().map(|known| small(known.spread(|one| one.instructions)));
     let past_said = match past {

@@ -25,14 +25,14 @@ pub const EVENTS: [Event; 2] = [Event::INSTRUCTIONS.user(), Event::BRANCHES.user
 
 const EMPTY_REGIONS: usize = 1_000;
 const SHORT: (u64, usize) = (1_000, 200);
-/// How long a long loop takes, so that interrupts come, and how many there are.
+/// How long a long loop takes, so that interrupts come, and the number of such loops.
 const LONG: (Duration, usize) = (Duration::from_millis(100), 20);
 const FAULTS: u64 = 256;
 const EXITS: u64 = 200;
 /// The longest time that a loop past 2^32 may take.
 const WRAP_AT_MOST: Duration = Duration::from_secs(10);
 const SAMPLES: u64 = 300;
-/// The shortest period.  A sample that is late by less than it has its place.
+/// The shortest period.  A sample that is late by less than this has a definite place.
 const PERIOD: u64 = 20_011;
 /// The least time between two samples, so that neither Linux nor the hypervisor puts them off.
 const BETWEEN_SAMPLES: Duration = Duration::from_micros(150);
@@ -100,7 +100,7 @@ fn speed() -> f64 {
     }
 }
 
-/// Returns a period of at least this many instructions whose multiples are everywhere in a round.
+/// Returns a period of at least this many instructions, whose multiples fall everywhere in a round.
 fn period(at_least: u64) -> u64 {
     PERIOD + at_least.saturating_sub(PERIOD).div_ceil(STRAIGHT_ROUND) * STRAIGHT_ROUND
 }
@@ -196,7 +196,8 @@ impl Meter<'_> {
         Ok(Known { instructions, branches, causes: 0, surplus, interrupts, switches })
     }
 
-    /// Counts one run.  Returns `None` if a reading was disturbed, whose attempts are counted, too.
+    /// Counts one run.  Returns `None` if a reading was disturbed, because its attempts are
+    /// counted, too.
     #[inline(never)]
     fn once(&self, rounds: u64, body: &mut dyn FnMut(u64)) -> Result<Option<[i64; 2]>> {
         let mut counts = [0; 2];
@@ -220,8 +221,8 @@ fn interrupted(cpu: usize) -> Option<u64> {
     on_cpu(&fs::read_to_string(INTERRUPTS).ok()?, cpu, |_| true)
 }
 
-/// Sums up the interrupts of these kinds that a CPU had, by the text of `/proc/interrupts`.
-/// Returns `None` if it is not understood.
+/// Adds up the interrupts of these kinds on a CPU, from the text of `/proc/interrupts`. Returns
+/// `None` if the text is not understood.
 fn on_cpu(text: &str, cpu: usize, kinds: impl Fn(&str) -> bool) -> Option<u64> {
     let mut lines = text.lines();
     let cpus: Vec<&str> = lines.next()?.split_whitespace().collect();
@@ -237,7 +238,7 @@ fn on_cpu(text: &str, cpu: usize, kinds: impl Fn(&str) -> bool) -> Option<u64> {
     Some(lines.filter_map(number).sum())
 }
 
-/// Samples the straight block with records of the module.
+/// Samples the straight block by records of the module.
 fn recorded(mut session: Session, period: u64) -> (Result<Samples>, Result<Interrupts>) {
     let before = driver(&session);
     let samples = record(&mut session, period);
@@ -269,7 +270,7 @@ fn record(session: &mut Session, period: u64) -> Result<Samples> {
     Ok(Samples { period, round: STRAIGHT_ROUND, instructions, lost, put_off, taken })
 }
 
-/// Returns how many rounds of the straight block have all samples in them.
+/// Returns how many rounds of the straight block contain all samples.
 fn rounds(period: u64) -> u64 {
     (SAMPLES * period).div_ceil(STRAIGHT_ROUND)
 }
@@ -280,7 +281,7 @@ fn sum(session: &Session, number: impl Fn(&perfctr::VcpuPage) -> u64) -> u64 {
     pages.map(number).sum()
 }
 
-/// What the driver has done until now.
+/// The driver's statistics until now.
 struct Driver {
     overflows: u64,
     interrupts: u64,
@@ -321,7 +322,7 @@ fn watch(period: u64) -> Result<Samples> {
     let mut taken = Vec::new();
     while let Some(sample) = samples.take()? {
         let Some(count) = sample.count else { bail!("a sample has no count") };
-        // What comes after the block is this loop.
+        // The code after the block is this loop.
         if taken.len() < 2 * SAMPLES as usize {
             taken.push(Taken { count, place: bodies::place(sample.ip) });
         }

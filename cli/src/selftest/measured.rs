@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the self-test has measured.  These are fields of its JSON.
+//! The measurements of the self-test.  These are fields of its JSON.
 
 use serde::Serialize;
 
@@ -83,12 +83,12 @@ impl Spread {
 /// Runs of a program whose counts are known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Known {
-    /// What one run executes.
+    /// The instructions of one run.
     pub instructions: u64,
     pub branches: u64,
-    /// How often a run does what it is about: page faults that it has, CPUIDs that it executes.
+    /// How often the run's event occurs: its page faults, or the CPUIDs that it executes.
     pub causes: u64,
-    /// What each run has counted beyond that.
+    /// The additional counts of each run.
     pub surplus: Vec<Surplus>,
     /// How often this thread's CPU was interrupted during all runs, if the kernel says so.
     pub interrupts: Option<u64>,
@@ -129,7 +129,7 @@ pub struct Samples {
     pub round: u64,
     /// Instructions of all rounds.
     pub instructions: u64,
-    /// Those that the kernel had no room for.
+    /// Samples for which the kernel had no room.
     pub lost: u64,
     /// How often the kernel or the hypervisor has put samples off.
     pub put_off: u64,
@@ -138,10 +138,10 @@ pub struct Samples {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Taken {
-    /// What the counter had counted.
+    /// The count of the counter.
     pub count: u64,
-    /// How many instructions of a round are before the one that was to be executed next; `None` if
-    /// it was not in the loop.
+    /// How many instructions of a round come before the next one to be executed, or `None` if that
+    /// was not in the loop.
     pub place: Option<u64>,
 }
 

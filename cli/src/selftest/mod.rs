@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr selftest`: measures what counters do on this machine, and says which of
-//! perfctr's promises hold here.
+//! Implements `perfctr selftest`: measures the behaviour of counters on this machine, and reports
+//! which of perfctr's promises hold here.
 
 mod bodies;
 mod judge;
@@ -196,7 +196,7 @@ mod tests {
     use super::judge::tests::faultless;
     use super::*;
 
-    /// Returns what `perfctr selftest` writes of these measurements.
+    /// Returns the document of `perfctr selftest` for these measurements.
     fn document_of(measured: Measured) -> Document {
         Document {
             perfctr: "1.2.3",

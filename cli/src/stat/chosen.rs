@@ -66,12 +66,13 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Finds the metrics, those of the vendor in the tables below `directory` or at the usual
-    /// place.
+    /// Finds the metrics. Those of the vendor come from the tables below `directory` or at the
+    /// usual place.
     ///
     /// # Errors
     ///
-    /// Says why a metric cannot be computed. Of a group, those that can be are chosen.
+    /// The reason why a metric cannot be computed. From a group, the metrics that can be computed
+    /// are chosen.
     pub fn find(names: &[Name], directory: Option<&Path>) -> Result<Self> {
         let (mut chosen, mut tables) = (Self::default(), None);
         for name in names {
@@ -89,8 +90,9 @@ impl Chosen {
         Ok(chosen)
     }
 
-    /// Returns the events to count beside these. Those of our groups are counted together; those of
-    /// the vendor's metrics may take turns, since some metrics need more counters than there are.
+    /// Returns the further events to count beside these. The events of our groups are counted
+    /// together. Those of the vendor's metrics may take turns, since some metrics need more
+    /// counters than there are.
     pub fn events(&self, counted: &[Event]) -> Vec<Vec<Event>> {
         let mut groups: Vec<Vec<Event>> = self.groups.iter().map(|group| group.events()).collect();
         for (event, _) in self.of_vendor() {
@@ -112,7 +114,7 @@ impl Chosen {
         found.map(|(_, name)| name.clone())
     }
 
-    /// Returns what these counts mean together. A metric that is divided by 0 is left out.
+    /// Returns the metrics of these counts. A metric that would be divided by 0 is left out.
     pub fn metrics(&self, counted: &[(Event, f64)], seconds: f64) -> Vec<Metric> {
         let count = |event: Event| {
             counted.iter().find(|(other, _)| *other == event).map(|(_, count)| *count)

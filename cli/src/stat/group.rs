@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Named groups of events that are counted together, and what their counts mean together.
+//! Named groups of events that are counted together, and the metrics of their counts.
 //!
 //! The events are those that Intel's architectural PMU has (SDM volume 3, "Pre-defined
 //! Architectural Performance Events") and that Linux' perf offers on other processors, so that a
@@ -63,8 +63,8 @@ impl Group {
         }
     }
 
-    /// Returns what these counts mean together. A ratio by 0 is left out, and so is one whose
-    /// events were not counted.
+    /// Returns the metrics of these counts. A ratio with the divisor 0 is left out, and so is one
+    /// whose events were not counted.
     pub fn metrics(self, counted: &[(Event, f64)]) -> Vec<Metric> {
         let count = |of: Event| {
             counted.iter().find(|(event, _)| *event == of.user()).map(|(_, count)| *count)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Computes what counts mean together, in the words of perf's users.
+//! Computes metrics of counts, in the words of perf's users.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use perfctr::Event;
 use serde::Serialize;
 
-/// A number that follows from counts, with its unit.
+/// A number that is computed from counts, with its unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
     pub value: f64,
@@ -23,7 +23,7 @@ impl Metric {
 /// Returns the metric of the `n`th event, if these events were counted together while threads
 /// executed for `time`.
 ///
-/// A ratio is of counts in the same mode.
+/// A ratio has counts of the same mode.
 pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> {
     let (event, value) = *counted.get(n)?;
     let same = |of: Event| {
@@ -35,7 +35,7 @@ pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> 
         |value: f64, unit: &'static str| value.is_finite().then(|| Metric::new(value, unit));
     let seconds = time.as_secs_f64();
     if is(Event::TASK_CLOCK) {
-        // It is the time itself.
+        // This event is the time itself.
         None
     } else if is(Event::INSTRUCTIONS) {
         metric(value / same(Event::CYCLES)?, "insn per cycle")

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr stat`, which counts events of a program, with all threads and processes that
-//! it starts.
+//! Implements `perfctr stat`, which counts events of a program and of all threads and processes
+//! that it starts.
 //!
-//! Counting begins with the program's first instruction: nothing of this program, and nothing of
-//! what happens between `fork` and `exec`, is in the counts.
+//! Counting begins with the program's first instruction. The counts contain nothing of this
+//! program, and nothing that happens between `fork` and `exec`.
 
 mod chosen;
 mod group;
@@ -164,7 +164,8 @@ impl Options {
         Ok(self)
     }
 
-    /// Returns what an event is called: as in the vendor's tables, if it was not asked for itself.
+    /// Returns the name of an event: the one in the vendor's tables, if the user has not asked for
+    /// the event itself.
     fn label(&self, event: Event) -> String {
         let mut named = self.lists.iter().flat_map(|list| list.events(self.unverified));
         let is_named = named.any(|named| named == event);
@@ -209,8 +210,8 @@ pub struct Run {
     pub counts: Vec<Count>,
     /// The counts of each thread, if the provider tells them.
     threads: Vec<Thread>,
-    /// The number of programs that could not be counted, because they may do what the caller may
-    /// not.
+    /// The number of programs that could not be counted, because they have rights that the caller
+    /// lacks.
     unobserved: u32,
 }
 

@@ -46,8 +46,8 @@ struct Counting<'a, 'b> {
     intervals: Option<&'a mut Intervals<'b>>,
     target: Target<'a>,
     groups: &'a [Vec<Event>],
-    /// The watches of each group of events, as soon as the target is there: one for each CPU if
-    /// CPUs are counted.
+    /// The watches of each group of events, as soon as the target exists. If CPUs are counted,
+    /// there is one for each CPU.
     watched: Vec<Vec<Watched>>,
 }
 
@@ -104,8 +104,8 @@ impl Beside for Counting<'_, '_> {
     }
 }
 
-/// Returns how a group is counted. An event in no group is one by itself, and takes turns with the
-/// others.
+/// Returns how a group is counted. An event outside of all groups is a group of its own, and takes
+/// turns with the others.
 fn how(group: &[Event]) -> How {
     if group.len() > 1 { How::Together } else { How::InTurns }
 }
@@ -118,7 +118,7 @@ fn sums(group: &[Watched]) -> Result<Vec<Total>> {
     Ok((0..events).map(|n| all.iter().map(|totals| totals[n]).sum()).collect())
 }
 
-/// Estimates what the event would have counted if it had been counted all the time.
+/// Estimates the count that the event would have if it had been counted all the time.
 pub fn estimate(total: &Total) -> Count {
     Count { value: total.scaled().unwrap_or(0), share: total.share() }
 }

@@ -47,7 +47,7 @@ impl Summary {
         means.iter().enumerate().map(summary).collect()
     }
 
-    /// Does the same with the events of these options, by their names there.
+    /// Does the same with the events of these options, by the names that they have there.
     fn named(options: &Options, runs: &[Run]) -> Vec<Self> {
         let mut all = Self::all(&options.event, runs);
         for (summary, event) in all.iter_mut().zip(&options.event) {
@@ -62,10 +62,10 @@ impl Summary {
 struct Document<'a> {
     command: Vec<String>,
     provider: String,
-    /// What the program found the same in each run, if that was asked for.
+    /// The environment that the program found the same in each run, if the user has asked for that.
     repeatable: Option<&'a Fixed>,
     events: &'a [Summary],
-    /// What the counts of `--metrics` mean together.
+    /// The metrics of the counts of `--metrics`.
     metrics: &'a [Metric],
     runs: Vec<RunDocument>,
 }
@@ -127,7 +127,7 @@ impl<'a> Output<'a> {
         Ok(Self { options, provider: here.description.provider.to_string(), fixed, sink })
     }
 
-    /// Returns what prints the counts of intervals, if that is asked for.
+    /// Returns the printer of intervals' counts, if the user has asked for intervals.
     pub fn intervals(&mut self) -> Option<Intervals<'_>> {
         self.options.interval.map(|_| Intervals {
             options: self.options,
@@ -137,7 +137,7 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// Writes what the runs counted.
+    /// Writes the counts of the runs.
     pub fn summary(&mut self, runs: &[Run]) -> Result<()> {
         let options = self.options;
         let summaries = Summary::named(options, runs);
@@ -163,7 +163,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Returns what the counts mean together by the metrics that were chosen.
+/// Returns the metrics that were chosen, computed from the counts.
 fn metrics(options: &Options, summaries: &[Summary], runs: &[Run]) -> Vec<Metric> {
     let means = summaries.iter().map(|summary| summary.mean);
     let counted: Vec<_> = options.event.iter().copied().zip(means).collect();
@@ -175,7 +175,7 @@ fn mean_seconds(runs: &[Run], of: fn(&Run) -> Duration) -> f64 {
     runs.iter().map(|run| of(run).as_secs_f64()).sum::<f64>() / runs.len() as f64
 }
 
-/// Prints what was counted since it last printed.
+/// Prints the counts since it last printed.
 pub struct Intervals<'a> {
     options: &'a Options,
     sink: &'a mut dyn Write,
@@ -204,8 +204,8 @@ impl Intervals<'_> {
     }
 }
 
-/// Returns the same as perf's `-x,`. Where perf has no field there is none. A metric of a group is
-/// a line without a value and without an event, as in perf.
+/// Returns the same text as perf's `-x,`. Where perf has no field, there is none. A metric of a
+/// group is a line without a value and without an event, as in perf.
 fn csv(options: &Options, summaries: &[Summary], metrics: &[Metric], runs: &[Run]) -> String {
     let line = |of: &str, value: &str, summary: &Summary, spread: Option<f64>, ns: u128| {
         let Summary { event, share, metric, .. } = summary;
@@ -413,7 +413,7 @@ mod tests {
         let mut text = Vec::new();
         let (start, before) = (Instant::now(), vec![0]);
         let mut intervals = Intervals { options: &options, sink: &mut text, start, before };
-        // The last but one is an estimate that is less than the one before.
+        // The last but one is an estimate that is smaller than the one before.
         for (value, share) in [(7, 1.0), (7, 0.5), (19, 0.25), (12, 0.2), (20, 0.4)] {
             intervals.print(&[Count { value, share }]).unwrap();
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts through `/dev/perfctr`: every thread has counters of its own, which its tracer gives it
-//! before it executes its first instruction.
+//! Counts through `/dev/perfctr`. Every thread has counters of its own, which its tracer gives it
+//! before its first instruction.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::live::{How, watch};
 use crate::program::tracer::{self, Followed, Observer};
 use crate::program::{Signals, Target, device, name};
 
-/// Observes the target. `control` has those of the events that counters count.
+/// Observes the target. `control` has the events that counters count.
 pub fn run(
     target: Target<'_>,
     events: &[Event],
@@ -86,7 +86,7 @@ impl Observer for Counting<'_, '_> {
         let events: Vec<Event> = events.collect();
         match watch(Watch::thread(pid.cast_unsigned()), How::InTurns, &events).open() {
             Ok(software) => Ok(Some(Counters { device, software, name: name(pid) })),
-            // It has been killed meanwhile.
+            // The thread was killed meanwhile.
             Err(error) if error.errno() == Some(libc::ESRCH) => Ok(None),
             Err(error) => Err(error).with_context(|| format!("thread {pid}")),
         }

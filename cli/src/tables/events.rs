@@ -8,7 +8,7 @@ use perfctr::Event;
 use super::refusal::{Kind, Refusal};
 use super::{Entry, Vendor};
 
-/// The names under which perf knows the events of a core, if it says which part it means.
+/// perf's names for the events of a core, if a table says which part counts them.
 const CORES: [&str; 2] = ["cpu", "cpu_core"];
 
 /// Events that only a fixed counter counts, by the tables' names for them.
@@ -33,8 +33,8 @@ impl Events {
         self.0.len()
     }
 
-    /// Finds an event as an expression names it: `NAME`, `NAME:k`, `cpu@NAME,cmask=1,edge@` or
-    /// `cpu@event=0xc4,umask=1@`. It counts in both modes unless it says otherwise.
+    /// Finds an event by its name in an expression: `NAME`, `NAME:k`, `cpu@NAME,cmask=1,edge@` or
+    /// `cpu@event=0xc4,umask=1@`. It counts in both modes unless the name says otherwise.
     pub fn find(&self, vendor: Vendor, written: &str) -> Result<Event, Refusal> {
         let Some((unit, rest)) = written.split_once('@') else {
             let (name, modifier) = written.split_once(':').unwrap_or((written, "uk"));
@@ -80,7 +80,7 @@ impl Events {
     }
 }
 
-/// Returns what Linux itself knows by this name.
+/// Returns the event that Linux itself knows by this name.
 fn known_to_perf(vendor: Vendor, name: &str) -> Result<Entry, Refusal> {
     if name == "slots" || name.starts_with("topdown-") {
         return Err(match vendor {
@@ -103,7 +103,7 @@ fn in_modes(event: Event, modifier: &str, written: &str) -> Result<Event, Refusa
 }
 
 impl Entry {
-    /// Returns the event. `written` is what errors call it.
+    /// Returns the event. `written` is its name in errors.
     ///
     /// The tables are the processor's own, so the event is known to be right on it.
     fn encode(&self, vendor: Vendor, written: &str) -> Result<Event, Refusal> {

@@ -58,7 +58,7 @@ impl Operator {
         })
     }
 
-    /// Returns how strongly it binds: more strongly the greater the number is.
+    /// Returns how strongly it binds. A greater number binds more strongly.
     const fn strength(self) -> u32 {
         match self {
             Self::Or => 1,
@@ -70,7 +70,7 @@ impl Operator {
         }
     }
 
-    /// Computes the result. One that is divided by 0 is not finite.
+    /// Computes the result. A division by 0 gives a number that is not finite.
     pub fn apply(self, left: f64, right: f64) -> f64 {
         let bits = |apply: fn(i64, i64) -> i64| apply(left as i64, right as i64) as f64;
         match self {
@@ -91,7 +91,7 @@ impl Operator {
 /// The deepest nesting that is parsed. Tables may have any contents.
 const DEPTH_MAX: usize = 100;
 
-/// Parses an expression. The error says what was found in place of what.
+/// Parses an expression. The error states what was found and what was expected.
 pub fn parse(text: &str) -> Result<Expression, String> {
     let mut parser = Parser { tokens: tokens(text)?, next: 0, depth: 0 };
     let expression = parser.choice()?;
@@ -120,7 +120,7 @@ impl Token {
     }
 }
 
-/// Splits a text. A backslash makes a sign a part of a name: `topdown\-retiring`.
+/// Splits a text. After a backslash, a sign is a part of a name: `topdown\-retiring`.
 fn tokens(text: &str) -> Result<Vec<Token>, String> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
@@ -233,7 +233,7 @@ impl Parser {
         Err(format!("{found} found, {} expected", wanted.describe()))
     }
 
-    /// Parses a whole expression, of which all that is nested is one, too.
+    /// Parses a whole expression. Each nested part is a whole expression, too.
     fn choice(&mut self) -> Result<Expression, String> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
@@ -260,7 +260,7 @@ impl Parser {
                 break;
             }
             self.next += 1;
-            // Of operators that bind equally the first comes first.
+            // Operators that bind equally are applied from left to right.
             let right = self.binary(operator.strength() + 1)?;
             left = Expression::Binary(operator, Box::new(left), Box::new(right));
         }

@@ -7,7 +7,7 @@ use super::expression::{Choice, Expression, Operator, parse};
 use super::refusal::{Kind, Refusal};
 use super::{Modes, Tables};
 
-/// What an expression says of the time, which no counter counts. Unit: s.
+/// The name of the elapsed time in expressions, which no counter counts. Unit: s.
 const DURATION: &str = "duration_time";
 
 /// A metric that is computed from counts.
@@ -36,7 +36,7 @@ enum Value {
 enum Function {
     Min,
     Max,
-    /// A ratio, which is 0 if it is one by 0.
+    /// A ratio, which is 0 if its divisor is 0.
     Ratio,
 }
 
@@ -74,15 +74,15 @@ impl Value {
 }
 
 impl Formula {
-    /// Finds out what has to be counted for an expression. Of a choice that the machine has made
-    /// already (`#smt_on`), only what it has chosen is counted.
+    /// Finds out which events have to be counted for an expression. If the machine itself decides a
+    /// choice (`#smt_on`), only the chosen side is counted.
     pub fn parse(tables: &Tables, metric: &str, text: &str, modes: Modes) -> Result<Self, Refusal> {
         let resolver = Resolver { tables, modes, events: Vec::new(), within: Vec::new() };
         resolver.formula(metric, text)
     }
 
-    /// Computes the metric. `count` says how often an event has occurred. What is divided by 0 has
-    /// no value.
+    /// Computes the metric. `count` returns how often an event has occurred. A division by 0 has no
+    /// value.
     pub fn compute(&self, count: impl Fn(Event) -> Option<f64>, seconds: f64) -> Option<f64> {
         let counts: Option<Vec<f64>> = self.events.iter().map(|(event, _)| count(*event)).collect();
         Some(self.value.compute(&counts?, seconds)).filter(|value| value.is_finite())

@@ -32,12 +32,12 @@ use crate::machine::Cpu;
 
 /// The variable that names the directory with tables.
 const VARIABLE: &str = "PERFCTR_TABLES";
-/// The directory that is looked in if nobody names one.
+/// The directory that is used if nobody names one.
 const STANDARD: &str = "/usr/local/share/perfctr/pmu-events";
 /// The list of processors, as it is called in the directory of their architecture.
 const LIST: &str = "mapfile.csv";
-/// Where that directory is in those that users may name: itself, `pmu-events`, and a source of
-/// Linux.
+/// The places of that directory in directories that users may name: the directory itself,
+/// `pmu-events`, and a source of Linux.
 const BELOW: [&str; 3] = ["", "arch/x86", "tools/perf/pmu-events/arch/x86"];
 /// Where the kernel says whether cores have several threads.
 const SMT: &str = "/sys/devices/system/cpu/smt/active";

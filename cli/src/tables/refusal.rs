@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// A reason, and the part of the metric that it is about.
+/// A reason, and the part of the metric that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     pub kind: Kind,
@@ -21,7 +21,7 @@ pub enum Kind {
     Expression,
     /// A constant of the machine that is not known here.
     Constant,
-    /// A function that there is not here.
+    /// A function that does not exist here.
     Function,
     /// There is neither an event nor a metric of this name.
     Unknown,
@@ -33,11 +33,11 @@ pub enum Kind {
     FurtherRegisters,
     /// The event is for PEBS only, which writes its own samples.
     Pebs,
-    /// The event is also that of the other thread of the same core.
+    /// The event also counts the other thread of the same core.
     OtherThread,
     /// Only a fixed counter that nobody provides counts the event.
     Fixed,
-    /// The event's mode is another one than that which was asked for.
+    /// The event's mode is not the requested one.
     Mode,
     /// The event's numbers do not fit into an event select.
     Encoding,

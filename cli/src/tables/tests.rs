@@ -72,8 +72,7 @@ fn only(tables: &Tables, name: &str, modes: Modes) -> TableMetric {
     metric.clone()
 }
 
-/// Computes a metric where 30 units of work are done, 10 of them in the kernel, in 5 cycles and 2
-/// seconds.
+/// Computes a metric for 30 units of work, 10 of them in the kernel, in 5 cycles and 2 seconds.
 fn value(tables: &Tables, name: &str) -> Option<f64> {
     let work = Event::raw(0x1c0).unverified();
     let count = |event: Event| {

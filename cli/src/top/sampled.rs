@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Shows live where a Xen host is: in which domain, in which layer, in which function; or in which
-//! functions programs are.
+//! Shows live where a Xen host executes: in which domain, in which layer, in which function. Or
+//! shows in which functions programs execute.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl Source for Recording {
 /// Samples the host.
 pub fn of_host(options: &Options) -> Result<View<Collector>> {
     let event = every(only(&options.event.events(options.unverified))?, options.count);
-    // Xen is asked for its functions: to read them from its file takes longer, each time.
+    // This asks Xen for its functions, since reading them from its file takes longer, each time.
     let hypervisor = Hypervisor::here()?;
     let profile = Profile::new(Vec::new(), "xen".into(), event.to_string(), event.period());
     let mut collector = Collector::new(hypervisor, profile);
@@ -109,7 +109,7 @@ impl<S: Source> View<S> {
 }
 
 impl<S: Source> Screen for View<S> {
-    /// It must be said soon if sampling has ended, and rings must not become full.
+    /// The user has to learn soon if sampling has ended, and rings must not become full.
     const TICK: Duration = Duration::from_millis(100);
 
     fn tick(&mut self) -> Result<()> {
@@ -119,7 +119,7 @@ impl<S: Source> Screen for View<S> {
     fn update(&mut self) -> Result<()> {
         self.source.take()?;
         self.profile = self.source.profile();
-        // A file that has changed cannot be said here: its functions have no names.
+        // The view cannot report a file that has changed, whose functions have no names.
         self.names = self.symbols.name(&self.profile, |_| {});
         Ok(())
     }

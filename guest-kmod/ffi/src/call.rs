@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The actions that a vCPU is called to do by another one, or by code there that can be
+//! Actions that another vCPU has a vCPU do, or that code on the vCPU itself has it do which may be
 //! interrupted.
 
 use core::cell::Cell;
@@ -15,21 +15,21 @@ use crate::{ThreadObject, VcpuObject, from_return};
 unsafe extern "C" {
     /// Has every online CPU execute `perfctr_core_called` with this argument, and waits for that.
     fn perfctr_glue_call_all(call: *const c_void);
-    /// Has one CPU do so. Returns `-ENXIO` if it is offline.
+    /// Has one CPU execute it. Returns `-ENXIO` if the CPU is offline.
     fn perfctr_glue_call_one(cpu: u32, call: *const c_void) -> c_int;
 }
 
-/// An action of a vCPU, which it does with interrupts disabled.
+/// An action that a vCPU does with interrupts disabled.
 pub enum Call<'a> {
     /// It stops its counters if nobody counts.
     StopIfIdle,
-    /// It takes its page back if nobody needs it.
+    /// It unregisters its page if nobody needs the page.
     HideIfUnwatched,
-    /// It takes the page of this observer back.
+    /// It unregisters the page of this observer.
     Hide(&'a Observer),
-    /// It belongs to a restored machine, and registers its page anew.
+    /// Its machine was restored, so it registers its page anew.
     Restore,
-    /// It tries again to register its page, if that was refused.
+    /// It tries again to register its page, if the hypervisor has refused that.
     TryAgain,
     /// It starts CPU-wide counting with these counters.  Only one vCPU is called,
     /// since there is room for one answer.
@@ -44,7 +44,7 @@ pub enum Call<'a> {
 impl Call<'_> {
     /// Has all online vCPUs do this, and returns when they have.
     pub(crate) fn on_all(&self) {
-        // SAFETY: what is called with this borrows it until all have returned.
+        // SAFETY: C returns when all calls have returned, so no call uses `self` after that.
         unsafe { perfctr_glue_call_all(from_ref(self).cast()) }
     }
 
@@ -52,7 +52,7 @@ impl Call<'_> {
     /// interrupted.
     pub(crate) fn on_these<'v>(&self, these: impl Iterator<Item = &'v VcpuObject>) {
         for vcpu in these {
-            // One that is offline has nothing left to do.
+            // A vCPU that is offline has nothing left to do.
             let _ = self.on(vcpu);
         }
     }
@@ -63,7 +63,7 @@ impl Call<'_> {
     ///
     /// `NXIO` if it is offline.
     pub(crate) fn on(&self, vcpu: &VcpuObject) -> Result<(), Errno> {
-        // SAFETY: what is called with this borrows it until it has returned.
+        // SAFETY: C returns when the call has returned, so the call does not use `self` after that.
         from_return(unsafe { perfctr_glue_call_one(vcpu.number, from_ref(self).cast()) })
     }
 }

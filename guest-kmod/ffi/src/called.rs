@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Does what a vCPU was called for.
+//! Does the action for which another vCPU, or code on the same one, has called a vCPU.
 
 use guest_kmod::LocalVcpu;
 use guest_kmod::perf::LocalEvents;
@@ -9,10 +9,11 @@ use crate::call::Call;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::shown::observer_of;
 
-/// Has the vCPU do what it was called for. Whoever counts CPUs holds their mutex until then.
+/// Does the action for which the vCPU was called. For CPU-wide counting the caller holds the mutex
+/// of the CPUs until the action is done.
 ///
-/// perf's events that were counted in a page which is not registered any more continue in perf's
-/// own page.
+/// Events of perf that were counted in a page that is no longer registered continue in perf's own
+/// page.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_called(
     call: &Call<'_>,
@@ -22,7 +23,7 @@ pub extern "C" fn perfctr_core_called(
     match call {
         Call::StopIfIdle => vcpu.cpu().stop_if_idle(&COUNTING),
         Call::HideIfUnwatched => vcpu.hide_if_unwatched(),
-        // What is registered says whether the hypervisor has refused.
+        // If the hypervisor refuses, the page stays noted as registered.
         Call::Hide(observer) => _ = vcpu.hide_page_of(observer),
         Call::Restore => vcpu.bring_back(),
         Call::TryAgain => vcpu.try_again(),
@@ -31,7 +32,7 @@ pub extern "C" fn perfctr_core_called(
         }
         Call::StopCpuWide => {
             let own = observer_of(present.object());
-            // What the hypervisor refuses is asked for again at the next switch.
+            // If the hypervisor refuses, the next switch asks it again.
             let _ = vcpu.end_cpu_wide(own, |vcpu| vcpu.suspend(&mut present));
         }
         Call::Read(counters, out) => out.set(vcpu.read_cpu_wide(counters)),

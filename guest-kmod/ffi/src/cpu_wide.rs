@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts everything that executes on CPUs, for one descriptor and until that is closed.
+//! Counts everything that executes on CPUs, for one descriptor and until the descriptor is closed.
 //!
-//! C holds the mutex of the CPUs around everything that a descriptor asks for here.
+//! C holds the mutex of the CPUs while it serves any such request of a descriptor.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
@@ -24,10 +24,11 @@ unsafe extern "C" {
     fn cpus_read_lock();
     fn cpus_read_unlock();
     fn perfctr_glue_cpu_is_online(cpu: u32) -> bool;
-    /// Makes counters that are not linked, of root. Returns null without memory.
+    /// Makes counters that belong to root and are not linked. Returns null if there is no memory.
     fn perfctr_glue_counters_new() -> *mut c_void;
     fn perfctr_glue_counters_free(counters: *mut c_void);
-    /// Has switches watched before pages are registered. Returns 0, or an error.
+    /// Begins to watch switches, as must be done before pages are registered. Returns 0, or an
+    /// error.
     fn perfctr_glue_watch() -> c_int;
     fn perfctr_glue_unwatch();
 }
@@ -36,11 +37,11 @@ static ADMISSION: Admission = Admission::new();
 
 /// The counters of a whole CPU.
 pub(crate) struct CpuWide {
-    /// The counters that it is set to, or null. Changed under the CPUs' mutex.
+    /// The counters that this CPU is set to, or null. Changed under the CPUs' mutex.
     counters: Cell<*mut ThreadObject>,
-    /// Whether they count anything. Changed under the CPUs' mutex.
+    /// Whether these counters count anything. Changed under the CPUs' mutex.
     counts: Cell<bool>,
-    /// The counters that count now, or null. Changed on that CPU only, with interrupts disabled.
+    /// The counters that count now, or null. Changed on this CPU only, with interrupts disabled.
     running: Cell<*const ThreadObject>,
 }
 
@@ -53,16 +54,16 @@ impl Default for CpuWide {
 
 impl CpuWide {
     fn counters(&self) -> Option<&ThreadObject> {
-        // SAFETY: freed only by `set_to`, under the mutex that the caller holds.
+        // SAFETY: only `set_to` frees the counters, under the mutex that the caller holds.
         unsafe { self.counters.get().as_ref() }
     }
 
-    /// Sets the CPU, which does not count, to these counters, or to none.
+    /// Sets this CPU, which is not counting, to these counters, or to none.
     fn set_to(&self, counters: *mut ThreadObject, counts: bool) {
         self.counts.set(counts);
         let before = self.counters.replace(counters);
         if !before.is_null() {
-            // SAFETY: made by C, and nobody counts with them any more.
+            // SAFETY: C has made these counters, and no CPU counts with them any more.
             unsafe { perfctr_glue_counters_free(before.cast()) }
         }
     }
@@ -85,12 +86,12 @@ pub(crate) fn threads() -> u32 {
     ADMISSION.threads()
 }
 
-/// Executes a request about CPUs for the descriptor `by`.  Returns what the request returns.
+/// Executes a request about CPUs for the descriptor `by`.  Returns the request's result.
 ///
 /// # Safety
 ///
-/// C holds the mutex of the CPUs; the request was admitted and its argument judged, which is of the
-/// request's type.
+/// C holds the mutex of the CPUs. The request was admitted, and its argument is of the request's
+/// type and was judged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_request_of_cpus(
     number: u32,
@@ -114,20 +115,20 @@ fn vcpu_of(cpu: u32) -> Result<&'static VcpuObject, Errno> {
     vcpus().find(|vcpu| vcpu.number == cpu).ok_or(Errno::INVAL)
 }
 
-/// Sets a CPU to count this, with new counters. Returns how many CPUs count. See
+/// Sets a CPU to count what `state` says, with new counters. Returns how many CPUs are set. See
 /// [`Admission::cpu_set`].
 fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
     let (vcpu, caps) = (vcpu_of(state.cpu)?, pmu()?);
-    // SAFETY: C only reads whether one of the possible CPUs is online.
+    // SAFETY: C only looks up whether this possible CPU is online.
     if !unsafe { perfctr_glue_cpu_is_online(vcpu.number) } {
         return Err(Errno::INVAL);
     }
-    // SAFETY: C sleeps, which this caller may: it holds only a mutex.
+    // SAFETY: C sleeps, and this caller may sleep, since it holds only a mutex.
     let counters = unsafe { perfctr_glue_counters_new() };
-    // SAFETY: the pointer is null or that of a new object, which C frees only when it is given
+    // SAFETY: the pointer is null, or points to a new object that C frees only when it is given
     // back.
     let made = unsafe { counters.cast::<ThreadObject>().as_ref() }.ok_or(Errno::NOMEM)?;
-    // SAFETY: nobody else knows the new object, and C holds the mutex of the CPUs.
+    // SAFETY: nobody else has the new object, and C holds the mutex of the CPUs.
     unsafe { made.keep_control(&state.control) };
     match ADMISSION.cpu_set(by, &caps, state, vcpu.cpu_wide.counts.get()) {
         Ok((counts, set)) => {
@@ -135,8 +136,8 @@ fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
             Ok(set)
         }
         Err(errno) => {
-            // SAFETY: `perfctr_glue_counters_new` has returned these counters, and nobody else
-            // knows them.
+            // SAFETY: `perfctr_glue_counters_new` has returned these counters, and nobody else has
+            // them.
             unsafe { perfctr_glue_counters_free(counters) };
             Err(errno)
         }
@@ -145,7 +146,7 @@ fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
 
 /// Starts the CPUs that are set. Returns how many there are.
 fn start(by: u64) -> Result<u32, Errno> {
-    // SAFETY: C sleeps, which this caller may: it holds only a mutex.
+    // SAFETY: C sleeps, and this caller may sleep, since it holds only a mutex.
     from_return(unsafe { perfctr_glue_watch() })?;
     let count = ADMISSION.cpus_start(by);
     if !matches!(count, Ok(1..)) {
@@ -160,10 +161,10 @@ fn start(by: u64) -> Result<u32, Errno> {
     count
 }
 
-/// Starts all CPUs that are set. CPUs are kept online meanwhile: one that goes offline would
-/// register a page after it has unregistered its own.
+/// Starts all CPUs that are set. No CPU may go offline meanwhile, since it would register a page
+/// after it has unregistered its own.
 fn start_all() -> Result<(), Errno> {
-    // SAFETY: the kernel sleeps, which this caller may, and which holds no other lock of CPUs.
+    // SAFETY: the kernel sleeps. This caller may sleep, and does not hold the lock yet.
     unsafe { cpus_read_lock() };
     let started = vcpus().filter(|vcpu| vcpu.cpu_wide.counts.get()).try_for_each(|vcpu| {
         let counters = vcpu.cpu_wide.counters().ok_or(Errno::NOMEM)?;
@@ -184,7 +185,7 @@ fn stop(by: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Stops all CPUs, whose switches were watched. A CPU that is offline has stopped.
+/// Stops all CPUs, and ends the watch of switches. A CPU that is offline has stopped.
 fn stop_all() {
     Call::StopCpuWide.on_all();
     ADMISSION.cpus_stopped();
@@ -202,17 +203,17 @@ fn read(state: &mut CpuState) -> Result<(), Errno> {
     state.sums = if ADMISSION.cpus_count() {
         let answer = Cell::new(Err(Errno::NXIO));
         let called = Call::Read(counters, &answer).on(vcpu);
-        // The CPU is offline.
+        // `NXIO` says that the CPU is offline.
         let offline = |errno| if errno == Errno::NXIO { Errno::INVAL } else { errno };
         called.and_then(|()| answer.get()).map_err(offline)?
     } else {
-        // SAFETY: the page outlives the counters.
+        // SAFETY: the page is freed only together with the counters.
         published(unsafe { &*counters.page })?
     };
     Ok(())
 }
 
-/// Returns whether CPUs are this descriptor's; see [`Admission::is_owner`].
+/// Returns whether this descriptor owns the CPUs; see [`Admission::is_owner`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_owns_cpus(by: u64) -> bool {
     ADMISSION.is_owner(by)
@@ -221,7 +222,7 @@ pub extern "C" fn perfctr_core_owns_cpus(by: u64) -> bool {
 /// Stops and forgets the CPUs that a descriptor has set, because it is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_close_cpus(by: u64) {
-    // Others' CPUs stay as they are.
+    // This refuses if the CPUs are another descriptor's, which then stay as they are.
     let _ = stop(by);
     if ADMISSION.closed(by) {
         vcpus().for_each(|vcpu| vcpu.cpu_wide.set_to(null_mut(), false));
@@ -229,18 +230,19 @@ pub extern "C" fn perfctr_core_close_cpus(by: u64) {
 }
 
 impl OnVcpu<'_> {
-    /// Starts to count everything that executes on this CPU, with this CPU's counters and as they
-    /// were set, while the mutex of the CPUs is held; see [`LocalVcpu::start_cpu_wide`].
+    /// Starts to count everything that executes on this CPU, with the given counters and as they
+    /// were set; see [`LocalVcpu::start_cpu_wide`]. The caller of this CPU holds the mutex of the
+    /// CPUs.
     pub(crate) fn start_counting_cpu_wide(
         &mut self,
         counters: &ThreadObject,
         present: &mut Present<'_>,
     ) -> Result<(), Errno> {
         let caps = pmu()?;
-        // SAFETY: whoever has called this CPU holds the mutex until it has answered.
+        // SAFETY: the caller of this CPU holds the mutex until this CPU has answered.
         let control = unsafe { &*counters.control.get() };
-        // SAFETY: this CPU executes this with interrupts disabled, and whoever has called it has
-        // given its counters and holds the mutex of the CPUs.
+        // SAFETY: this CPU executes this with interrupts disabled. Its caller has passed the CPU's
+        // own counters and holds the mutex of the CPUs.
         let mut own = unsafe { OnThread::new(counters) };
         self.start_cpu_wide(counters.user, present, Self::suspend, |vcpu, present| {
             let mut thread = present.on_thread();
@@ -255,19 +257,19 @@ impl OnVcpu<'_> {
     /// [`ThisVcpu::stop_cpu_wide`](guest_kmod::ThisVcpu::stop_cpu_wide).
     pub(crate) fn stop_counting_cpu_wide(&mut self) {
         let counters = self.object().cpu_wide.running.replace(null());
-        // SAFETY: they are freed after each CPU has been called to stop, and before that a CPU that
-        // goes offline has stopped.
+        // SAFETY: the counters are freed only after each CPU was called to stop. A CPU that goes
+        // offline before that has stopped.
         let Some(counters) = (unsafe { counters.as_ref() }) else { return };
-        // SAFETY: this CPU has counted with them until now, and executes this with interrupts
-        // disabled.
+        // SAFETY: these are this CPU's counters, with which it has counted until now, and
+        // interrupts are disabled.
         let mut own = unsafe { OnThread::new(counters) };
         self.cpu().stop_cpu_wide(own.pmu(), &COUNTING);
     }
 
-    /// Reads this CPU's counters, while the mutex of the CPUs is held.
+    /// Reads this CPU's counters. The caller of this CPU holds the mutex of the CPUs.
     pub(crate) fn read_cpu_wide(&mut self, counters: &ThreadObject) -> Result<Sums, Errno> {
-        // SAFETY: this CPU executes this with interrupts disabled, and whoever has called it has
-        // given its counters and holds the mutex of the CPUs.
+        // SAFETY: this CPU executes this with interrupts disabled. Its caller has passed the CPU's
+        // own counters and holds the mutex of the CPUs.
         let mut own = unsafe { OnThread::new(counters) };
         let mut sums = Sums::default();
         own.pmu().0.read(&self.cpu(), &mut sums)?;

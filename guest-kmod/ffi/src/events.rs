@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! perf's events on a vCPU, as C sees them.
 //!
-//! perf calls its PMU on the CPU that it is about, and the glue disables interrupts around that.
+//! perf calls its PMU on the CPU that the call is about, and the glue disables interrupts during
+//! the call.
 
 use core::ffi::c_int;
 use core::slice;
@@ -21,17 +22,17 @@ unsafe extern "C" {
     fn perfctr_glue_event_time(index: u32, which: EventTime) -> u64;
     /// Adds to perf's books what an event has counted, and for how long it was stalled.
     fn perfctr_glue_event_progress(index: u32, progress: &Progress);
-    /// Subtracts this from the time for which perf's books say that an event has run.
+    /// Subtracts `stalled` from the time that an event has run, according to perf's books.
     fn perfctr_glue_event_stall(index: u32, stalled: u64);
-    /// Has perf take a sample of an event, of which so many periods have passed.
+    /// Has perf take a sample of an event. This many periods of the event have passed.
     fn perfctr_glue_event_sample(index: u32, registers: Registers, place: &HvPlace, periods: u64);
     /// Has this CPU report overflows as soon as it enables interrupts.
     fn perfctr_glue_report_later();
 }
 
-/// Finds out what an event needs that is opened with these attributes; see [`EventConfig::open`].
+/// Finds out what an event with these attributes needs; see [`EventConfig::open`].
 ///
-/// It also finds the first period, or 0; see [`EventAttr::first_period`].
+/// It also stores the first period, or 0; see [`EventAttr::first_period`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_open(
     attr: &EventAttr,
@@ -47,8 +48,8 @@ pub extern "C" fn perfctr_core_event_open(
 
 /// Returns the event and the unit mask of one of perf's generic events, or 0.
 ///
-/// It is 0 if this CPU has no such event, or if the host does not let the domain count it; see
-/// [`EventConfig::generic`].
+/// The result is 0 if this CPU has no such event, or if the host does not let the domain count it;
+/// see [`EventConfig::generic`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_select(id: u64) -> u16 {
     let event = pmu().and_then(|caps| EventConfig::generic(&caps, id));
@@ -59,14 +60,14 @@ pub extern "C" fn perfctr_core_event_select(id: u64) -> u16 {
 ///
 /// # Safety
 ///
-/// `group` are `count` events.
+/// `group` points to `count` events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, count: u32) -> bool {
-    // SAFETY: the caller gives an array of this many events, which lives during the call.
+    // SAFETY: the caller gives an array of this many events, which stays valid during the call.
     fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
 
-/// Adds an event, and returns its number.  `thread` are the counters of the thread that executes,
+/// Adds an event, and returns its number.  `thread` has the counters of the thread that executes,
 /// if it has any.  See [`LocalEvents::add_event`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_add(
@@ -92,7 +93,7 @@ pub extern "C" fn perfctr_core_event_remove(
     is_unread: bool,
     is_wide: bool,
 ) {
-    // What the hypervisor refuses is asked for again at the next switch.
+    // If the hypervisor refuses, the next switch asks it again.
     let _ = vcpu.remove_event(index, is_unread, is_wide);
 }
 
@@ -119,7 +120,7 @@ pub extern "C" fn perfctr_core_event_read(mut vcpu: OnVcpu<'_>, index: u32) {
     vcpu.read_event(index);
 }
 
-/// Fills in the branches before the overflow of an event; see
+/// Fills in the branches that were recorded before an event overflowed; see
 /// [`ThisVcpu::branches_of_event`](guest_kmod::ThisVcpu::branches_of_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_branches(
@@ -137,22 +138,22 @@ pub extern "C" fn perfctr_core_forget_records(mut vcpu: OnVcpu<'_>) {
     vcpu.cpu().forget_records();
 }
 
-/// Does what has to be done when perf disables its PMU.
+/// Does what is needed when perf disables its PMU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_disable(mut vcpu: OnVcpu<'_>) {
     vcpu.cpu().disable_events();
 }
 
-/// Does what has to be done when perf enables its PMU.  `thread` are the counters of the thread
-/// that executes, if it has any.  See [`LocalEvents::enable_events`].
+/// Does what is needed when perf enables its PMU.  `thread` has the counters of the thread that
+/// executes, if it has any.  See [`LocalEvents::enable_events`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_enable(mut vcpu: OnVcpu<'_>, mut thread: Present<'_>) {
-    // What the hypervisor refuses is asked for again when perf enables its PMU next.
+    // If the hypervisor refuses, perf asks it again when it enables its PMU next.
     let _ = vcpu.enable_events(|vcpu| enable(vcpu, &mut thread));
 }
 
-/// Handles the interrupt of an overflow for perf's events.  `thread` are the counters of the thread
-/// that executes, if it has any, and `interrupted` is what the interrupt has stopped.  Returns
+/// Handles the interrupt of an overflow for perf's events.  `thread` has the counters of the thread
+/// that executes, if it has any, and `interrupted` the registers of the interrupted code.  Returns
 /// whether any event has overflowed.  See [`LocalEvents::interrupt_events`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_interrupt(
@@ -185,13 +186,13 @@ impl LocalEvents for OnVcpu<'_> {
     }
 
     fn sample(&mut self, index: u32, registers: Registers, place: &HvPlace, periods: u64) {
-        // SAFETY: the core has added the event here and has not removed it.  C may pass this vCPU
-        // to other entries meanwhile, as the only right to use it: nothing of it is borrowed here.
+        // SAFETY: the core has added the event here and has not removed it.  C may meanwhile give
+        // other entries the right to use this vCPU, since nothing of the vCPU is borrowed here.
         unsafe { perfctr_glue_event_sample(index, registers, place, periods) }
     }
 
     fn report_later(&mut self) {
-        // SAFETY: C queues a work on this CPU, which does nothing before interrupts are enabled.
+        // SAFETY: C queues irq work on this CPU, which does nothing before interrupts are enabled.
         unsafe { perfctr_glue_report_later() }
     }
 }

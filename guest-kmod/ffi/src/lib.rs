@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The core as C sees it, declared in `glue/perfctr_core.h`, and the kernel as the core sees it.
 //!
-//! C allocates a thread's object together with its own memory: [`THREAD_BYTES`] that are 0 and
-//! aligned to 8 bytes.  C frees it when nothing can pass it to an entry any more.  The core
-//! allocates everything else.
+//! C allocates a thread's object together with memory of its own. The object has [`THREAD_BYTES`]
+//! bytes, which are 0 and aligned to 8 bytes.  C frees it when no caller can pass it to an entry
+//! any more.  The core allocates everything else.
 //!
-//! An entry that takes an `OnVcpu`, an `OnThread` or a `Present` is called where what that
-//! type says holds.
+//! If an entry takes an `OnVcpu`, an `OnThread` or a `Present`, its caller guarantees what the
+//! documentation of that type says.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C")]
 
@@ -52,7 +52,7 @@ use requests::Caller;
 use shown::executing;
 use users::User;
 
-/// This is never called: a check makes sure that nothing in the object calls it.
+/// The kernel never calls this: a check makes sure that nothing in the object calls it.
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -63,11 +63,11 @@ unsafe extern "C" {
     fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int;
     /// Returns the guest frame number of a page.
     ///
-    /// A guest whose frames are the machine's has other ones after it was restored.
+    /// In a guest whose frames are the machine's, the number is another one after a restore.
     fn perfctr_glue_gfn(page: *const VcpuPage) -> u64;
-    /// Executes RDPMC of ECX, and returns the value in RAX and RDX.
+    /// Executes RDPMC with the index in ECX, and returns the value in RAX and RDX.
     ///
-    /// After a fault these are 0, and all bits of R10 are set. No other register changes.
+    /// After a fault both are 0, and all bits of R10 are set. No other register changes.
     fn perfctr_glue_rdpmc();
 }
 
@@ -76,7 +76,7 @@ pub struct Linux {
     restoration: Restoration,
 }
 
-/// The hypervisor beneath it.
+/// The hypervisor beneath this Linux.
 struct Host;
 
 impl Hypervisor for Linux {
@@ -87,7 +87,7 @@ impl Hypervisor for Linux {
 
 impl Kernel for Linux {
     fn frame_of(&self, page: &VcpuPage) -> u64 {
-        // SAFETY: C reckons with the address, and does not look at the page.
+        // SAFETY: C only computes with the address, and does not access the page.
         unsafe { perfctr_glue_gfn(page) }
     }
 }
@@ -103,25 +103,25 @@ impl Hypervisor for Host {
 /// A vCPU as C holds it.
 pub struct VcpuObject {
     number: u32,
-    /// The possible vCPU that was made before it, or null.
+    /// The possible vCPU that was made before this one, or null.
     next: *const VcpuObject,
-    /// How binding the interrupt of overflows has ended, or `NXIO` while the vCPU is offline.
-    /// Changed on that vCPU only, with interrupts disabled.
+    /// The result of binding the interrupt of overflows, or `NXIO` while the vCPU is offline.
+    /// Changed on this vCPU only, with interrupts disabled.
     bound: Cell<Result<(), Errno>>,
-    /// Whether that interrupt is bound, but no page may be registered. Changed on that vCPU only.
+    /// Whether that interrupt is bound, but no page may be registered. Changed on this vCPU only.
     is_refused: AtomicBool,
-    /// The page that is registered, or will be in a moment. It is perf's if there is none.
+    /// The page that is registered, or will be in a moment. Without such a page, this is perf's.
     page: Cell<*const VcpuPage>,
     /// The page of perf's events.
     perfs: *const VcpuPage,
-    /// The number with which that was registered last. Changed on that vCPU only.
+    /// The number with which perf's page was registered last. Changed on this vCPU only.
     perfs_number: AtomicU32,
     /// The counters of the whole CPU.
     cpu_wide: CpuWide,
     kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
-    /// The part of `vcpu` that says what is registered. Others look at it, too.
+    /// The part of `vcpu` that says what is registered. Other vCPUs read it, too.
     shown: Cell<*const Shown>,
 }
 
@@ -133,7 +133,7 @@ pub struct ThreadObject {
     ring: Ring,
     /// The last control that was accepted. Changed under C's mutex.
     control: UnsafeCell<Control>,
-    /// The user whose thread it was when it got the counters.
+    /// The user whose thread this was when it got the counters.
     user: &'static User,
     /// Whether the user's page is to be registered where the thread executes.
     needs_page: Cell<bool>,
@@ -146,18 +146,18 @@ const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>(
 static COUNTING: Counting = Counting::new();
 
 impl ThreadObject {
-    /// Keeps a control that was accepted.  If it is set again, it preserves no counts.
+    /// Keeps a control that was accepted, without its request to preserve counts.
     ///
     /// # Safety
     ///
     /// C holds the mutex under which controls are set.
     unsafe fn keep_control(&self, control: &Control) {
-        // SAFETY: nobody else reads or writes it while C holds the mutex.
+        // SAFETY: nobody else reads or writes the control while C holds the mutex.
         unsafe { *self.control.get() = Control { preserve: 0, ..*control } };
     }
 }
 
-/// Converts what C returns: 0, or an error number below 0.
+/// Converts a return value of C's, which is 0 or a negative error number.
 fn from_return(error: c_int) -> Result<(), Errno> {
     if error == 0 { Ok(()) } else { Err(Errno(error.wrapping_neg())) }
 }
@@ -169,7 +169,7 @@ fn to_return(result: Result<(), Errno>) -> c_int {
     }
 }
 
-/// Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
+/// Bytes of a thread object.  With the memory that C has beside it, it fits the allocator's 2 KiB.
 pub const THREAD_BYTES: usize = 1_920;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     };
     let object = ThreadObject {
         page,
-        // SAFETY: the page was just allocated, and zeroes are a valid page.
+        // SAFETY: the page was just allocated, and a page of zeroes is a valid `ThreadPage`.
         pmu: UnsafeCell::new(ThreadPmu::new(unsafe { &*page }, tid)),
         ring: Ring::default(),
         control: UnsafeCell::new(Control::default()),
@@ -218,13 +218,13 @@ pub unsafe extern "C" fn perfctr_core_thread_release(thread: &ThreadObject) {
     thread.user.put();
 }
 
-/// Packs what to report to a thread into a word for C.  The high half is the signal's number, or 0
-/// for records.  The low half has the counters.  The word is 0 if there is nothing to report.
+/// Packs a report to a thread into a word for C.  The high half is the signal's number, or 0 for
+/// records.  The low half has the counters.  The word is 0 if there is nothing to report.
 fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }
 
-/// Converts what `pack` has made.
+/// Converts a word that `pack` has made.
 fn unpack(overflows: u64) -> Option<Signal> {
     let signal = Signal { number: (overflows >> 32) as u32, counters: overflows as u32 };
     (overflows != 0).then_some(signal)
@@ -249,14 +249,15 @@ pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnV
     pack(signal)
 }
 
-/// Returns what to report to the thread after an ioctl; see [`ThreadPmu::report`] and `pack`.
+/// Returns the report to the thread after an ioctl; see [`ThreadPmu::report`] and `pack`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_report(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
     let (pmu, page) = thread.pmu();
     pack(pmu.report(page, &mut vcpu.cpu()))
 }
 
-/// Stops the thread's counters; see [`ThreadPmu::stop`].  Without a vCPU the thread is asleep.
+/// Stops the thread's counters; see [`ThreadPmu::stop`].  If there is no vCPU, the thread is
+/// asleep.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop(mut thread: OnThread<'_>, vcpu: OnVcpuOrAsleep<'_>) {
     let (pmu, page) = thread.pmu();
@@ -280,7 +281,8 @@ pub unsafe extern "C" fn perfctr_core_ends_at_exec(
     has_gained_rights: bool,
 ) -> bool {
     let is_guarded = has_gained_rights || !thread.user.observer.may_see(&executing());
-    // SAFETY: the thread itself, and its tracer sets it only while the thread is asleep.
+    // SAFETY: the thread itself reads this, and its tracer writes it only while the thread is
+    // asleep.
     ends_at_exec(unsafe { &*thread.control.get() }, is_guarded)
 }
 
@@ -297,6 +299,6 @@ pub extern "C" fn perfctr_core_read(
 /// Serves `IOC_READ` of anybody; see [`published`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_read_published(thread: &ThreadObject, sums: &mut Sums) -> c_int {
-    // SAFETY: the page outlives the object.
+    // SAFETY: the page is freed only together with the object.
     to_return(published(unsafe { &*thread.page }).map(|published| *sums = published))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The state of the whole guest, which is the hypervisor's answer and the list of vCPUs, and the
-//! entries that C calls when the module is loaded or the machine was restored.
+//! The state of the whole guest: the hypervisor's answer, the list of vCPUs, and the entries that C
+//! calls when the module is loaded or the machine was restored.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -17,29 +17,29 @@ use crate::call::Call;
 use crate::{Host, VcpuObject, to_return};
 
 unsafe extern "C" {
-    /// Says in the kernel's log what this CPU has failed to do.
+    /// Writes to the kernel's log what this CPU has failed to do.
     fn perfctr_glue_log(what: *const c_char, error: c_int);
-    /// Has the page never used for anything else.
+    /// Makes sure that the page is never used for anything else.
     fn perfctr_glue_keep_page(page: *const VcpuPage);
 }
 
-/// Says in the kernel's log what this CPU has failed to do.
+/// Writes to the kernel's log what this CPU has failed to do.
 pub(crate) fn log(what: &CStr, errno: Errno) {
     // SAFETY: the text ends with a null byte, and the kernel copies it.
     unsafe { perfctr_glue_log(what.as_ptr(), errno.to_return()) }
 }
 
-/// Has a page never used for anything else, to which the hypervisor may still write.
+/// Makes sure that a page, to which the hypervisor may still write, is never used for anything
+/// else.
 pub(crate) fn keep_page(page: *const VcpuPage) {
-    // SAFETY: C counts one more user of the page, and does not look at it.
+    // SAFETY: C takes one more reference to the page, and does not access its contents.
     unsafe { perfctr_glue_keep_page(page) }
 }
 
 /// What the hypervisor answered when the module was loaded.
 struct Answer(UnsafeCell<Option<HvQuery>>);
 
-// SAFETY: it is written once, in `perfctr_core_handshake`, when nothing else of the module is
-// executed yet.
+// SAFETY: `perfctr_core_handshake` writes it once, before any other code of the module executes.
 unsafe impl Sync for Answer {}
 
 static ANSWER: Answer = Answer(UnsafeCell::new(None));
@@ -50,7 +50,7 @@ static ANSWER: Answer = Answer(UnsafeCell::new(None));
 ///
 /// `NODEV` if it has not answered, so that the module is not loaded.
 pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
-    // SAFETY: the answer is written once, before anything else of the module is executed.
+    // SAFETY: the answer is written once, before any other code of the module executes.
     unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)
 }
 
@@ -67,8 +67,8 @@ fn ask_again() -> Result<(), Errno> {
     handshake_again(&Host, answer()?)
 }
 
-/// Asks the hypervisor when the module is loaded.  If the hypervisor refuses, the function also
-/// reports what was found; see [`first_handshake`].
+/// Asks the hypervisor when the module is loaded.  If the hypervisor refuses, `found` says what was
+/// found instead; see [`first_handshake`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -> c_int {
     match first_handshake(&Host, cpus) {
@@ -92,10 +92,10 @@ pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -
 pub extern "C" fn perfctr_core_handshake_again() -> c_int {
     let again = ask_again();
     if again.is_ok() {
-        // ATOMICS: says only which vCPUs to call; each one looks for itself.
+        // ATOMICS: the flag only selects the vCPUs to call; each one checks again for itself.
         for refused in vcpus().filter(|vcpu| vcpu.is_refused.load(Relaxed)) {
             RESTORED.store(0, Relaxed);
-            // One that has gone offline meanwhile asks when it comes back.
+            // A vCPU that has gone offline meanwhile asks when it comes back.
             let _ = Call::TryAgain.on(refused);
         }
     }
@@ -107,15 +107,15 @@ static RESTORED: AtomicI32 = AtomicI32::new(0);
 
 /// Returns why vCPUs cannot come online where the machine was restored last, if they cannot.
 pub(crate) fn may_come_online() -> Result<(), Errno> {
-    // ATOMICS: read by a vCPU that was called after this was written, or that comes online later.
+    // ATOMICS: a vCPU that reads this was called after the write, or comes online after it.
     match RESTORED.load(Relaxed) {
         0 => Ok(()),
         error => Err(Errno(error)),
     }
 }
 
-/// Registers each vCPU's page anew after the machine was restored, perhaps on another host: on all
-/// online vCPUs or on one.
+/// Registers the page of each online vCPU, or of one vCPU, anew after the machine was restored,
+/// perhaps on another host.
 ///
 /// No thread that counts executes there, so no sum depends on what the old pages said.
 pub(crate) fn restored(only: Option<&VcpuObject>) {
@@ -125,13 +125,13 @@ pub(crate) fn restored(only: Option<&VcpuObject>) {
         log(c"this host cannot count what the one before did", errno);
     }
     match only {
-        // One that has gone offline meanwhile has given its page back.
+        // A vCPU that has gone offline meanwhile has unregistered its page.
         Some(vcpu) => _ = Call::Restore.on(vcpu),
         None => Call::Restore.on_all(),
     }
 }
 
-/// Is called when the machine was restored as a whole.
+/// C calls this after the machine was restored as a whole.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restored() {
     restored(None);
@@ -140,14 +140,14 @@ pub extern "C" fn perfctr_core_restored() {
 /// The possible vCPU that was made last.
 static VCPUS: AtomicPtr<VcpuObject> = AtomicPtr::new(null_mut());
 
-/// Puts a vCPU into the list, and returns the one that was first before. The module is being
+/// Puts a vCPU into the list, and returns the former first one. Called only while the module is
 /// loaded.
 pub(crate) fn add_vcpu(vcpu: *mut VcpuObject) -> *const VcpuObject {
-    // ATOMICS: written by one caller, before anybody else looks at the list.
+    // ATOMICS: only one caller writes this, before anybody else reads the list.
     VCPUS.swap(vcpu, Release)
 }
 
-/// Takes a vCPU out of the list. The module is being unloaded.
+/// Takes a vCPU out of the list. Called only while the module is unloaded.
 pub(crate) fn remove_vcpu() -> Option<&'static VcpuObject> {
     let vcpu = vcpus().next()?;
     VCPUS.store(vcpu.next.cast_mut(), Release);
@@ -156,10 +156,10 @@ pub(crate) fn remove_vcpu() -> Option<&'static VcpuObject> {
 
 /// Returns the possible vCPUs.
 ///
-/// Only their atomic fields, and what is written while the CPUs' mutex is held, may be looked at
-/// from another one.
+/// Code on another vCPU may look only at their atomic fields, and at fields that are written while
+/// the CPUs' mutex is held.
 pub(crate) fn vcpus() -> impl Iterator<Item = &'static VcpuObject> {
-    // SAFETY: those in the list are freed when nothing else of the module is executed any more.
+    // SAFETY: vCPUs in the list are freed only when no other code of the module executes any more.
     let at = |vcpu: *const VcpuObject| unsafe { vcpu.as_ref() };
     successors(at(VCPUS.load(Acquire)), move |vcpu| at(vcpu.next))
 }

@@ -6,11 +6,11 @@ use core::ffi::{c_uint, c_ulong, c_void};
 use shared_abi::Errno;
 
 unsafe extern "C" {
-    /// Allocates bytes that are 0 and aligned to 8 at least, or returns null.  Sleeps.
+    /// Allocates zeroed bytes that are aligned to at least 8 bytes, or returns null.  Sleeps.
     ///
     /// The memory is charged to the caller.
     fn perfctr_glue_alloc(bytes: usize) -> *mut c_void;
-    /// Allocates a page that is 0, or returns null.  Sleeps.
+    /// Allocates a zeroed page, or returns null.  Sleeps.
     ///
     /// The memory is charged to the caller.
     fn perfctr_glue_alloc_page() -> *mut c_void;
@@ -47,8 +47,8 @@ pub(crate) fn alloc_page<T>() -> Result<*mut T, Errno> {
 ///
 /// [`alloc`] has returned `memory`, or it is null, and nobody uses it any more.
 pub(crate) unsafe fn free<T>(memory: *const T) {
-    // SAFETY: the caller promises that `alloc` has returned the memory, by `kzalloc()` in C, and
-    // that nobody uses it. `kfree()` accepts null.
+    // SAFETY: the caller promises that `alloc` has returned the memory, which C allocates by
+    // `kzalloc()`, and that nobody uses it. `kfree()` accepts null.
     unsafe { kfree(memory.cast()) }
 }
 
@@ -58,7 +58,7 @@ pub(crate) unsafe fn free<T>(memory: *const T) {
 ///
 /// [`alloc_page`] has returned `page`, or it is null, and nobody uses it any more.
 pub(crate) unsafe fn free_page<T>(page: *const T) {
-    // SAFETY: the caller promises that `alloc_page` has returned the page, which is one page, and
-    // that nobody uses it. `free_pages()` accepts null.
+    // SAFETY: the caller promises that `alloc_page` has returned this single page, and that nobody
+    // uses it. `free_pages()` accepts null.
     unsafe { free_pages(page.addr() as c_ulong, 0) }
 }

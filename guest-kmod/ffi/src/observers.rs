@@ -10,11 +10,11 @@ use crate::VcpuObject;
 use crate::call::Call;
 use crate::machine::vcpus;
 
-/// How many numbers users were given, and perf.
+/// How many numbers were given to users, and how many to perf.
 pub(crate) static GIVEN_TO_USERS: AtomicU64 = AtomicU64::new(0);
 pub(crate) static GIVEN_TO_PERF: AtomicU64 = AtomicU64::new(0);
 
-/// Returns a number for whom perf's page is registered next. No vCPU keeps it.
+/// Returns the number with which perf's page is registered next. No vCPU has it at present.
 pub(crate) fn new_number_of_perf() -> u32 {
     new_number(&GIVEN_TO_PERF, Whose::Perfs, |number| {
         vcpus().any(|vcpu| vcpu.perfs_number.load(Relaxed) == number)
@@ -36,8 +36,8 @@ pub(crate) fn registered_observer(vcpu: &VcpuObject) -> Option<u32> {
 
 /// Returns whether anything is loaded on a vCPU.
 ///
-/// Where a thread starts to count meanwhile, this may be false. It is asked again after that thread
-/// has stopped.
+/// The result may be false if a thread starts to count there meanwhile. The caller asks again after
+/// that thread has stopped.
 pub(crate) fn is_counting(vcpu: &VcpuObject) -> bool {
     // SAFETY: the byte stays where it is; its vCPU may write it meanwhile.
     unsafe { (&raw const (*vcpu.shown.get()).counts).cast::<u8>().read_volatile() != 0 }
@@ -59,7 +59,7 @@ pub(crate) fn is_shown(observer: Option<&Observer>) -> bool {
 }
 
 /// Unregisters the page of an observer from all vCPUs. Returns whether the hypervisor has unpinned
-/// it. The observer has no counters, so the page is registered nowhere anew meanwhile.
+/// the page. The observer has no counters, so nobody registers the page anew meanwhile.
 pub(crate) fn take_back(observer: &Observer) -> bool {
     Call::Hide(observer).on_these(vcpus().filter(|vcpu| shows_page_of(vcpu, observer)));
     !is_shown(Some(observer))

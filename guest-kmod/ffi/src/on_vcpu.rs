@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The rights to use a vCPU and to operate a thread's counters.
 //!
-//! An entry gets a right as a parameter.  The type of the parameter says what C guarantees until
-//! the entry returns.  Safe Rust cannot make a right, so safe functions may rely on it.
+//! An entry gets a right as a parameter.  The parameter's type says what C guarantees until the
+//! entry returns.  Safe Rust cannot make a right, so safe functions may rely on these guarantees.
 
 use core::marker::PhantomData;
 
@@ -13,18 +13,18 @@ use shared_abi::ThreadPage;
 
 use crate::{Linux, ThreadObject, VcpuObject, pack};
 
-/// The right to use a vCPU, which executes this with interrupts disabled.
+/// The right to use a vCPU. This vCPU executes the code with interrupts disabled.
 ///
-/// So nothing else executes there, and this is not moved elsewhere.  Nobody else has the right.
+/// So no other code executes there, and this code does not migrate.  Nobody else has the right.
 #[repr(transparent)]
 pub struct OnVcpu<'a> {
     object: &'a VcpuObject,
-    /// Neither `Send` nor `Sync`.
+    /// Makes this neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
 
 impl<'a> OnVcpu<'a> {
-    /// Returns the vCPU's object. Others may look at some of its fields, too.
+    /// Returns the vCPU's object. Other vCPUs may read some of its fields, too.
     #[inline(always)]
     pub(crate) const fn object(&self) -> &'a VcpuObject {
         self.object
@@ -37,10 +37,10 @@ impl<'a> OnVcpu<'a> {
         ThisVcpu {
             number: object.number,
             // SAFETY: before a user's page is freed, this field is set to perf's page again, which
-            // is freed with the object.
+            // is freed only together with the object.
             page: unsafe { &*object.page.get() },
-            // SAFETY: whoever has the only right to use this vCPU has lent it for as long as the
-            // result lives.
+            // SAFETY: this is the only right to use the vCPU, and it stays borrowed for as long as
+            // the result lives.
             vcpu: unsafe { &mut *object.vcpu.get() },
             stats: &object.stats,
             kernel: &object.kernel,
@@ -58,13 +58,13 @@ impl<'a> OnVcpu<'a> {
 
 /// The right to operate a thread's counters, which nobody else has.
 ///
-/// The thread executes this with interrupts disabled, or is being switched by it, or is asleep
-/// while its tracer, which executes this, keeps it so.  Or the counters are those of a whole CPU,
-/// which executes this with interrupts disabled.
+/// One of these holds: the thread executes this with interrupts disabled; the thread is being
+/// switched by this code; the thread is asleep, and its tracer executes this and keeps it asleep;
+/// or the counters are those of a whole CPU, which executes this with interrupts disabled.
 #[repr(transparent)]
 pub struct OnThread<'a> {
     object: &'a ThreadObject,
-    /// Neither `Send` nor `Sync`.
+    /// Makes this neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
 
@@ -73,13 +73,13 @@ impl<'a> OnThread<'a> {
     ///
     /// # Safety
     ///
-    /// What [`OnThread`] says holds while the result lives.
+    /// The conditions that [`OnThread`] names hold while the result lives.
     #[inline(always)]
     pub(crate) const unsafe fn new(object: &'a ThreadObject) -> Self {
         Self { object, here: PhantomData }
     }
 
-    /// Returns the object. Others may look at some of its fields, too.
+    /// Returns the object. Others may read some of its fields, too.
     #[inline(always)]
     pub(crate) const fn object(&self) -> &'a ThreadObject {
         self.object
@@ -88,40 +88,41 @@ impl<'a> OnThread<'a> {
     /// Returns the counters for the core, and their page.
     #[inline(always)]
     pub(crate) fn pmu(&mut self) -> (&mut ThreadPmu, &ThreadPage) {
-        // SAFETY: whoever has the only right to operate these counters has lent it for as long as
-        // the result lives, and the page outlives the object.
+        // SAFETY: this is the only right to operate these counters, and it stays borrowed for as
+        // long as the result lives. The page outlives the object.
         unsafe { (&mut *self.object.pmu.get(), &*self.object.page) }
     }
 }
 
-/// The counters of the thread that executes this, if it has any, as [`OnThread`].
+/// The counters of the thread that executes this, if it has any, with the guarantees of
+/// [`OnThread`].
 #[repr(transparent)]
 pub struct Present<'a> {
     object: Option<&'a ThreadObject>,
-    /// Neither `Send` nor `Sync`.
+    /// Makes this neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
 
 impl<'a> Present<'a> {
-    /// Returns the object. Others may look at some of its fields, too.
+    /// Returns the object. Others may read some of its fields, too.
     pub(crate) const fn object(&self) -> Option<&'a ThreadObject> {
         self.object
     }
 
-    /// Returns the right to operate them.
+    /// Returns the right to operate the counters.
     #[inline(always)]
     pub(crate) fn on_thread(&mut self) -> Option<OnThread<'_>> {
-        // SAFETY: whoever has the only right to operate these counters has lent it for as long as
-        // the result lives.
+        // SAFETY: this is the only right to operate these counters, and it stays borrowed for as
+        // long as the result lives.
         self.object.map(|object| unsafe { OnThread::new(object) })
     }
 }
 
-/// The right to the thread's vCPU, or none while a tracer keeps it asleep.
+/// The right to use the thread's vCPU, or none while a tracer keeps the thread asleep.
 #[repr(transparent)]
 pub struct OnVcpuOrAsleep<'a> {
     object: Option<&'a VcpuObject>,
-    /// Neither `Send` nor `Sync`.
+    /// Makes this neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
 
@@ -141,7 +142,7 @@ pub(crate) struct Here<'a> {
 
 impl Switch for Here<'_> {
     type Kernel = Linux;
-    /// What to report to a thread, as `pack` has made it.
+    /// A report to a thread, as `pack` has made it.
     type Notice = u64;
 
     #[inline(always)]
@@ -154,7 +155,7 @@ impl Switch for Here<'_> {
     fn show_page(&mut self) {
         let thread = self.thread.object();
         if thread.needs_page.get() {
-            // If that is refused, threads that count here get the error.
+            // If the hypervisor refuses, threads that count here get the error.
             let _ = self.vcpu.show_page_of(thread.user);
         }
     }
@@ -165,13 +166,13 @@ impl Switch for Here<'_> {
     }
 }
 
-/// Switches the thread in, and returns what to report to it; see `pack`.
+/// Switches the thread in, and returns the report to it; see `pack`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_in(thread: OnThread<'_>, vcpu: OnVcpu<'_>) -> u64 {
     switch_in(Here { thread, vcpu })
 }
 
-/// Switches the thread in, counts what that costs, and returns what to report to it; see `pack`.
+/// Switches the thread in, counts the cost of that, and returns the report to it; see `pack`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_switch_in_measured(thread: OnThread<'_>, vcpu: OnVcpu<'_>) -> u64 {
     switch_in_measured(Here { thread, vcpu })

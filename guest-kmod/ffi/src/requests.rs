@@ -41,12 +41,12 @@ pub(super) struct Caller;
 
 impl Caller {
     fn has(capability: c_int, is_quiet: bool) -> bool {
-        // SAFETY: asks the kernel about its calling thread, and every request has one.
+        // SAFETY: C asks the kernel about the calling thread, and every request has one.
         unsafe { perfctr_glue_has_capability(capability, is_quiet) }
     }
 
-    /// Returns whether it may observe the whole system.  This is asked only where nothing is
-    /// refused because of the answer.
+    /// Returns whether the caller may observe the whole system.  This is asked only where a
+    /// negative answer refuses nothing.
     pub(super) fn is_privileged() -> bool {
         Self::has(CAP_PERFMON, true) || Self::has(CAP_SYS_ADMIN, true)
     }
@@ -54,7 +54,7 @@ impl Caller {
 
 impl Rights for Caller {
     fn has_perfmon(&self) -> bool {
-        // As the kernel's own perf asks: the older and larger capability implies it.
+        // The kernel's own perf also accepts the older, larger capability.
         Self::is_privileged() || Self::has(CAP_PERFMON, false)
     }
 
@@ -72,18 +72,18 @@ impl Rights for Caller {
     }
 
     fn perf_allows_kernel(&self) -> Result<(), Errno> {
-        // SAFETY: asks the kernel about its calling thread, and every request has one.
+        // SAFETY: C asks the kernel about the calling thread, and every request has one.
         from_return(unsafe { perfctr_glue_perf_allows_kernel() })
     }
 }
 
-/// What C has to do for a request that is admitted.
+/// What C has to copy for a request that is admitted.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Admitted {
-    /// Unit: bytes that are copied from the caller first.
+    /// The bytes to copy from the caller first, unit: bytes.
     bytes_in: u32,
-    /// Unit: bytes that are copied to the caller at the end.
+    /// The bytes to copy to the caller at the end, unit: bytes.
     bytes_out: u32,
 }
 
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn perfctr_core_judge(
     paranoid: c_int,
     cpus: u32,
 ) -> c_int {
-    // SAFETY: C's copy of the caller's argument, of which it has filled this many bytes.
+    // SAFETY: this is C's copy of the caller's argument, of which C has filled this many bytes.
     let argument = unsafe { slice::from_raw_parts(argument.cast::<u8>(), bytes as usize) };
     let machine = pmu().map(|caps| GuestFacts { paranoid, cpus, caps });
     to_return(machine.and_then(|machine| judge(number, argument, &machine, &Caller)))
@@ -144,7 +144,7 @@ pub extern "C" fn perfctr_core_info(
 ///
 /// # Safety
 ///
-/// C holds the thread's mutex; `control` is valid for `IOC_CONTROL`.
+/// C holds the thread's mutex. For `IOC_CONTROL`, `control` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_operate(
     mut thread: OnThread<'_>,
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn perfctr_core_operate(
 ) -> c_int {
     let object = thread.object();
     let mut operate = |vcpu: Option<&mut OnVcpu<'_>>| match number {
-        // SAFETY: C holds the mutex, and has copied the control.
+        // SAFETY: C holds the mutex, and `control` points to C's copy of the control.
         IOC_CONTROL => unsafe { set_control(&mut thread, vcpu, &*control) },
         IOC_RESUME => go_on(&mut thread, vcpu),
         _ => Err(Errno::NOTTY),
@@ -187,7 +187,7 @@ unsafe fn set_control(
         Some(vcpu) => pmu.control(page, &mut vcpu.cpu(), &COUNTING, &caps, control)?,
         None => pmu.control_asleep(page, &COUNTING, &caps, control)?,
     }
-    // SAFETY: C holds the mutex under which this is changed and read.
+    // SAFETY: C holds the mutex under which the control is written and read.
     unsafe { object.keep_control(control) };
     Ok(())
 }
@@ -228,7 +228,7 @@ pub extern "C" fn perfctr_core_may_map(
     }
 }
 
-/// Returns a page of the counters' mapping: the thread's, and behind it that of each vCPU.
+/// Returns a page of the counters' mapping: the thread's page, or behind it the page of a vCPU.
 ///
 /// # Safety
 ///
@@ -240,8 +240,8 @@ pub unsafe extern "C" fn perfctr_core_mapped_page(
 ) -> *const c_void {
     match index.checked_sub(1) {
         None => thread.page.cast(),
-        // SAFETY: the caller promises an index of at most the number of possible vCPUs, so this is
-        // the number of one.
+        // SAFETY: the caller promises that `index` is at most the number of possible vCPUs, so
+        // `vcpu` is the number of one.
         Some(vcpu) => unsafe { thread.user.page(vcpu) }.cast(),
     }
 }

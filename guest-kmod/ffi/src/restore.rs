@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The vCPU of a restored machine, as C sees it.  What is called with it here touches nothing that
-//! code on the vCPU could be in the middle of, so a non-maskable interrupt may call it.
+//! The vCPU of a restored machine, as C sees it.  A non-maskable interrupt may call these
+//! functions, because they touch nothing that interrupted code on the vCPU may be changing.
 
 #[cfg(doc)]
 use guest_kmod::restore::Restoration;
@@ -18,27 +18,27 @@ pub extern "C" fn perfctr_core_restore_begin(vcpu: &VcpuObject) {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> u32 {
     // SAFETY: before a user's page is freed, this field is set to perf's page again, which is freed
-    // with the object.
+    // only together with the object.
     let page = unsafe { &*vcpu.page.get() };
     answer().map_or(0, |before| vcpu.kernel.restoration.interrupted(&Host, before, page))
 }
 
-/// See [`Restoration::wants_look`].
+/// Returns whether somebody has to look for a restore; see [`Restoration::wants_look`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restore_wants_look(vcpu: &VcpuObject) -> bool {
     vcpu.kernel.restoration.wants_look()
 }
 
-/// Looks whether the machine was restored, and registers the vCPU's page anew then; see
+/// Looks whether the machine was restored, and then registers the vCPU's page anew; see
 /// [`Restoration::looks`].
 ///
 /// # Safety
 ///
-/// C calls this on this vCPU, and its hotplug waits until this has returned; interrupts need not be
-/// disabled.
+/// C calls this on this vCPU, and the vCPU's hotplug waits until this has returned. Interrupts need
+/// not be disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_restore_look(vcpu: &VcpuObject) {
-    // SAFETY: the word is written on this vCPU only, by its hotplug, which waits for this work.
+    // SAFETY: only this vCPU's hotplug writes the word, on this vCPU, and it waits for this work.
     let online = unsafe { (*vcpu.vcpu.get()).is_online() };
     if answer().is_ok_and(|before| vcpu.kernel.restoration.looks(&Host, before, online)) {
         restored(Some(vcpu));

@@ -14,7 +14,7 @@ use crate::on_vcpu::{OnThread, OnVcpu};
 use crate::{ThreadObject, to_return, unpack};
 
 unsafe extern "C" {
-    /// Reads a frame of the calling thread's stack. Returns whether it is in memory.
+    /// Reads a frame of the calling thread's stack. Returns whether the frame is in memory.
     fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool;
     /// Sends the calling thread the signal of an overflow of these counters. Returns whether the
     /// thread will get it.
@@ -25,8 +25,8 @@ unsafe extern "C" {
     fn perfctr_glue_ring_wake(counters: *const c_void);
 }
 
-/// Reports overflows to the thread that executes; see [`Reporter::report`].  `overflows` is what
-/// `pack` has made.
+/// Reports overflows to the thread that executes; see [`Reporter::report`].  `pack` has made
+/// `overflows`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_report_overflows(
     thread: OnThread<'_>,
@@ -52,7 +52,7 @@ impl Reporter for Reporting<'_> {
     }
 
     fn send(&mut self, signal: Signal) -> bool {
-        // SAFETY: the calling thread executes this outside of all locks that sending needs.
+        // SAFETY: the calling thread executes this and holds none of the locks that sending needs.
         unsafe { perfctr_glue_send_signal(signal.number, signal.counters) }
     }
 
@@ -67,7 +67,7 @@ impl Reporter for Reporting<'_> {
     }
 
     fn wake(&mut self) {
-        // SAFETY: the calling thread executes this outside of all locks that waking needs.
+        // SAFETY: the calling thread executes this and holds none of the locks that waking needs.
         unsafe { perfctr_glue_ring_wake(from_ref(self.thread.object()).cast()) }
     }
 }
@@ -84,7 +84,7 @@ pub extern "C" fn perfctr_core_ring_begin(
 
 /// Writes the addresses of the calling thread's callers behind a record; see [`callers`].
 ///
-/// Returns how many it has found.
+/// Returns how many addresses it has written.
 ///
 /// # Safety
 ///
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, ro
     };
     let mut found = 0;
     for address in callers(frame, read).take(room as usize) {
-        // SAFETY: fewer than `room` were written, so this one is among the words.
+        // SAFETY: fewer than `room` words were written, so this word is one of them.
         unsafe { out.add(found as usize).write(address) };
         found += 1;
     }

@@ -19,7 +19,7 @@ unsafe extern "C" {
 /// Returns a description of the thread that executes this.
 pub(crate) fn executing() -> Subject {
     let mut subject = Subject::default();
-    // SAFETY: the kernel writes these words, of the thread that it executes here.
+    // SAFETY: C fills in these words about the thread that executes this.
     unsafe { perfctr_glue_present(&raw mut subject) };
     subject
 }
@@ -54,7 +54,7 @@ impl LocalVcpu for OnVcpu<'_> {
 
     fn choose_page_of(&mut self, user: &'static User) {
         let object = self.object();
-        // SAFETY: this is a possible vCPU.
+        // SAFETY: `object` is a possible vCPU, so its number is one of a possible vCPU.
         object.page.set(unsafe { user.page(object.number) });
     }
 
@@ -76,9 +76,9 @@ impl LocalVcpu for OnVcpu<'_> {
     }
 }
 
-/// Does what has to be done before another thread executes in place of `present`.  C calls it if
-/// that thread may not see the registered page, and if no page is registered while perf has events
-/// here.  `coming` are the other thread's counters, if it has any.  See [`LocalVcpu::leave_to`].
+/// Does what is needed before another thread executes in place of `present`.  C calls this if that
+/// thread may not see the registered page, or if no page is registered while perf has events here.
+/// `coming` has the other thread's counters, if it has any.  See [`LocalVcpu::leave_to`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_leave_to(
     mut vcpu: OnVcpu<'_>,
@@ -86,15 +86,15 @@ pub extern "C" fn perfctr_core_leave_to(
     next: &Subject,
     coming: Option<&ThreadObject>,
 ) {
-    // What the hypervisor refuses is asked for again at the next switch.
+    // If the hypervisor refuses, the next switch asks it again.
     let _ = vcpu.leave_to(next, observer_of(coming), |vcpu| vcpu.suspend(&mut present));
 }
 
-/// Does what has to be done after the rights of the thread that executes have changed without a
-/// switch; see [`LocalVcpu::become_subject`].
+/// Does what is needed after the rights of the thread that executes have changed without a switch;
+/// see [`LocalVcpu::become_subject`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_become(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     let own = observer_of(present.object());
-    // What the hypervisor refuses is asked for again at the next switch.
+    // If the hypervisor refuses, the next switch asks it again.
     let _ = vcpu.become_subject(own, |vcpu| vcpu.suspend(&mut present));
 }

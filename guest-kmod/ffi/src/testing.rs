@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The kernel and the hypervisor that the entries are tested with: what C provides for the core,
-//! for a guest of two vCPUs.
+//! A fake kernel and hypervisor for tests of the entries: the functions that C provides for the
+//! core, for a guest of two vCPUs.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
@@ -42,12 +42,12 @@ use crate::{
 
 pub(crate) const VCPUS: usize = 2;
 
-/// One vCPU as the kernel and the hypervisor have it.
+/// One vCPU, as the fake kernel and hypervisor see it.
 #[derive(Clone, Copy, Default)]
 struct FakeVcpu {
     object: Option<&'static VcpuObject>,
     is_online: bool,
-    /// The frame that is registered, and for which observer.
+    /// The frame that is registered, and the observer for whom.
     registered: Option<(u64, u32)>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Fake {
     room: Cell<Option<u32>>,
     /// Pages that may not be used for anything else.
     kept: RefCell<Vec<usize>>,
-    /// A user at whom somebody looks who is in an RCU read section, by its address.
+    /// The address of the user at whom somebody looks in an RCU read section.
     looks_at: Cell<Option<usize>>,
     /// References to containers that were given back.
     put: RefCell<Vec<u64>>,
@@ -77,22 +77,22 @@ pub(crate) struct Fake {
     /// The only capability of the calling thread.
     capability: Cell<Option<c_int>>,
     is_locked_down: Cell<bool>,
-    /// What another caller does in the meantime, before a vCPU is called next.
+    /// What another caller does meanwhile, before a vCPU is called next.
     meanwhile: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
-/// What only the test uses that has the guest.
+/// The fake, which only the test that has the guest uses.
 struct Turns(LazyLock<Fake>);
 
-// SAFETY: whoever has the lock of `GUEST` uses it.
+// SAFETY: only the test that holds the lock `GUEST` uses it.
 unsafe impl Sync for Turns {}
 
 static FAKE: Turns = Turns(LazyLock::new(Fake::default));
 
-/// The core has one state for the whole kernel, so one test at a time has a guest.
+/// The core has one state for the whole kernel, so only one test at a time has a guest.
 static GUEST: Mutex<()> = Mutex::new(());
 
-/// A guest in which the module is loaded. The module is unloaded in the end.
+/// A guest in which the module is loaded. Dropping it unloads the module.
 pub(crate) struct Guest {
     _turn: MutexGuard<'static, ()>,
     /// The number of allocations in use before the module was loaded.
@@ -134,7 +134,7 @@ impl Guest {
         on(vcpu, run)
     }
 
-    /// Takes a vCPU online, where binding its interrupt gave this error.
+    /// Brings a vCPU online. Binding its interrupt has returned this error.
     pub(crate) fn online(&self, vcpu: usize, error: c_int) -> c_int {
         Fake::with(|fake| fake.change(vcpu, |vcpu| vcpu.is_online = true));
         on(vcpu, |vcpu| perfctr_core_vcpu_online(vcpu, error))
@@ -151,11 +151,11 @@ impl Guest {
         self.thread_in(uid, None).expect("there is memory")
     }
 
-    /// Does the same where there is memory for this many more allocations.
+    /// Makes counters of a user's thread, with memory for this many more allocations.
     ///
     /// # Errors
     ///
-    /// What C gets.
+    /// The error that C gets.
     pub(crate) fn thread_in(&self, uid: u32, room: Option<u32>) -> Result<Thread, c_int> {
         Fake::with(|fake| fake.room.set(room));
         self.thread_of(uid, uid)
@@ -165,22 +165,22 @@ impl Guest {
     ///
     /// # Errors
     ///
-    /// What C gets.
+    /// The error that C gets.
     pub(crate) fn thread_of(&self, uid: u32, owner: u32) -> Result<Thread, c_int> {
         let room = Fake::with(|fake| fake.room.take());
         let memory = perfctr_glue_alloc(THREAD_BYTES);
         Fake::with(|fake| fake.room.set(room));
         let made = user(uid, false, owner).map_or_else(
             |error| error,
-            // SAFETY: memory of this size and alignment, which is nobody else's.
+            // SAFETY: the memory has this size and alignment, and nobody else uses it.
             |user| unsafe { perfctr_core_thread_init(memory.cast(), 7, user) },
         );
         Fake::with(|fake| fake.room.set(None));
         if made == 0 {
-            // SAFETY: made just now, and freed by `end`.
+            // SAFETY: the object was made just now, and only `end` frees it.
             return Ok(Thread(unsafe { &*memory.cast() }));
         }
-        // SAFETY: allocated above, and not used.
+        // SAFETY: the memory was allocated above, and nobody uses it.
         unsafe { kfree(memory) };
         Err(made)
     }
@@ -190,7 +190,7 @@ impl Guest {
         Fake::with(|fake| fake.memory.borrow().len())
     }
 
-    /// Has the hypervisor refuse an operation from now on, or not any more.
+    /// Makes the hypervisor refuse an operation from now on, or accept it again.
     pub(crate) fn refuse(&self, op: u32, errno: Option<Errno>) {
         Fake::with(|fake| match errno {
             Some(errno) => _ = fake.refusals.borrow_mut().insert(op, errno),
@@ -198,8 +198,8 @@ impl Guest {
         });
     }
 
-    /// Has the page of a thread's user registered with a vCPU, in the midst of a call. Returns what
-    /// is registered then.
+    /// Registers the page of a thread's user with a vCPU in the middle of a call. Returns what is
+    /// registered then.
     pub(crate) fn show_meanwhile(
         vcpu: usize,
         thread: &ThreadObject,
@@ -217,7 +217,7 @@ impl Guest {
         Fake::with(|fake| fake.is_locked_down.set(is_locked_down));
     }
 
-    /// Has another caller do something before a vCPU is called next.
+    /// Makes another caller do something before a vCPU is called next.
     pub(crate) fn meanwhile(&self, run: impl FnOnce() + 'static) {
         Fake::with(|fake| *fake.meanwhile.borrow_mut() = Some(Box::new(run)));
     }
@@ -244,7 +244,8 @@ impl Guest {
         Fake::with(|fake| fake.called.take())
     }
 
-    /// Returns whether memory is in use, or a page that may not be used for anything else.
+    /// Returns whether memory is in use. Pages that may not be used for anything else are in use,
+    /// too.
     pub(crate) fn is_in_use<T>(&self, memory: *const T) -> bool {
         Fake::with(|fake| {
             let address = memory.addr();
@@ -252,20 +253,20 @@ impl Guest {
         })
     }
 
-    /// Has somebody look at the user of a thread who has no lock.
+    /// Has somebody who has no lock look at the user of a thread.
     pub(crate) fn look_at(&self, thread: &Thread) {
         let user = core::ptr::from_ref(thread.0.user).addr();
         Fake::with(|fake| fake.looks_at.set(Some(user)));
     }
 
-    /// Returns whether nobody looks any more who has no lock.
+    /// Returns whether nobody without a lock looks at a user any more.
     pub(crate) fn nobody_looks(&self) -> bool {
         Fake::with(|fake| fake.looks_at.get().is_none())
     }
 
     /// Frees users without counters, as C does after a while.
     pub(crate) fn take_back_users(&self) {
-        // SAFETY: one thread has the guest.
+        // SAFETY: only this thread uses the guest.
         unsafe { perfctr_core_users_take_back() }
     }
 
@@ -286,7 +287,7 @@ impl Guest {
 }
 
 impl Drop for Guest {
-    /// Unloads the module, as C does. Nothing may be left of it.
+    /// Unloads the module, as C does. Nothing of it may be left.
     fn drop(&mut self) {
         Fake::with(|fake| fake.refusals.take());
         self.give(None);
@@ -294,7 +295,7 @@ impl Drop for Guest {
         for vcpu in 0..VCPUS {
             let FakeVcpu { is_online, registered, .. } = Fake::with(|fake| fake.vcpus[vcpu].get());
             if !is_online && registered.is_some() {
-                // The hypervisor had refused to let the page go.
+                // The hypervisor had refused to unregister the page.
                 self.online(vcpu, 0);
             }
             if is_online || registered.is_some() {
@@ -303,9 +304,9 @@ impl Drop for Guest {
         }
         perfctr_core_watch_end(true);
         self.take_back_users();
-        // SAFETY: nothing else executes.
+        // SAFETY: no other code executes.
         unsafe { perfctr_core_vcpus_free() };
-        // Each test has looked at what it is about.
+        // Each test has checked those of these lists that it is about.
         drop((self.log(), self.kept(), self.put(), self.hypercalls(), self.called()));
         if !std::thread::panicking() {
             assert_eq!(self.allocations(), self.before, "allocations that nobody has freed");
@@ -317,18 +318,18 @@ impl Drop for Guest {
 ///
 /// # Errors
 ///
-/// What C gets.
+/// The error that C gets.
 fn user(uid: u32, is_initial: bool, owner: u32) -> Result<&'static User, c_int> {
     // SAFETY: nobody frees users meanwhile.
     let mut found = unsafe { perfctr_core_user_find(CONTAINER, uid) };
     if found.is_null() {
-        // SAFETY: one thread has the guest.
+        // SAFETY: only this thread uses the guest.
         let error = unsafe { perfctr_core_user_get(CONTAINER, uid, is_initial, owner, &mut found) };
         if error != 0 {
             return Err(error);
         }
     }
-    // SAFETY: users without counters are freed, and this one has some.
+    // SAFETY: only users without counters are freed, and this one has some.
     Ok(unsafe { &*found })
 }
 
@@ -343,7 +344,7 @@ impl Thread {
     }
 }
 
-/// The container that all threads are in, by its address.
+/// The address of the container that all threads are in.
 pub(crate) const CONTAINER: u64 = 0x70_0010;
 
 fn object(vcpu: usize) -> &'static VcpuObject {
@@ -352,8 +353,8 @@ fn object(vcpu: usize) -> &'static VcpuObject {
 
 fn on<R>(vcpu: usize, run: impl FnOnce(OnVcpu<'static>) -> R) -> R {
     let before = Fake::with(|fake| fake.here.replace(vcpu));
-    // SAFETY: one thread has the guest, so it has the only right to use the vCPU; the type has only
-    // the reference.
+    // SAFETY: only this thread uses the guest, so it has the only right to use the vCPU. An
+    // `OnVcpu` has only the reference.
     let done = run(unsafe { core::mem::transmute::<&VcpuObject, OnVcpu<'_>>(object(vcpu)) });
     Fake::with(|fake| fake.here.set(before));
     done
@@ -375,7 +376,7 @@ impl Fake {
             Some(0) => return core::ptr::null_mut(),
             room => self.room.set(room.map(|room| room - 1)),
         }
-        // SAFETY: it has a size.
+        // SAFETY: the layout's size is not 0.
         let memory = unsafe { alloc_zeroed(layout) };
         self.memory.borrow_mut().insert(memory.addr(), layout);
         memory.cast()
@@ -389,7 +390,7 @@ impl Fake {
         if self.kept.borrow().contains(&memory.addr()) {
             return;
         }
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { dealloc(memory.cast(), layout) }
     }
 
@@ -419,7 +420,7 @@ impl Fake {
         self.called.borrow_mut().push(vcpu);
         let meanwhile = self.meanwhile.borrow_mut().take();
         meanwhile.into_iter().for_each(|run| run());
-        // SAFETY: what calls passes such an object, and nobody counts here.
+        // SAFETY: the core passes such a call, and nobody counts here.
         on(vcpu, |vcpu| unsafe {
             let nobody = core::mem::transmute::<Option<&ThreadObject>, Present<'_>>(None);
             perfctr_core_called(&*call.cast::<Call<'_>>(), vcpu, nobody);
@@ -448,7 +449,7 @@ fn answer() -> HvQuery {
     }
 }
 
-// What C provides.
+// From here on: the functions that C provides.
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int {
@@ -498,7 +499,7 @@ unsafe extern "C" fn free_pages(page: c_ulong, _: c_uint) {
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_log(what: *const c_char, _: c_int) {
-    // SAFETY: the core passes a text.
+    // SAFETY: the core passes a text that ends with a null byte.
     let what = unsafe { CStr::from_ptr(what) }.to_string_lossy().into_owned();
     Fake::with(|fake| fake.log.borrow_mut().push(what));
 }
@@ -517,12 +518,12 @@ extern "C" fn perfctr_glue_put_container(container: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
     let stack = core::ptr::with_exposed_provenance::<Frame>(address as usize);
-    // SAFETY: the tests chain frames that live.
+    // SAFETY: the tests chain frames that are still valid.
     *frame = unsafe { stack.read() };
     true
 }
 
-// No test has events of perf, or an overflow.
+// No test has perf's events or an overflow.
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_event_time(_: u32, _: EventTime) -> u64 {
@@ -567,8 +568,8 @@ extern "C" fn perfctr_glue_ring_wake(_: *const c_void) {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_users_look_in(_: u32) {}
 
-/// Checks that a user who is being looked at was not freed yet. Whoever was looking for a user
-/// before has ended after this.
+/// Checks that a user at whom somebody looks was not freed yet. Afterwards nobody looks at a user
+/// any more.
 #[unsafe(no_mangle)]
 extern "C" fn synchronize_rcu() {
     let still = Fake::with(|fake| fake.looks_at.take());
@@ -599,7 +600,7 @@ extern "C" fn perfctr_glue_call_one(cpu: u32, call: *const c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_present(present: *mut Subject) {
-    // SAFETY: the core passes room for it.
+    // SAFETY: the core passes room for a `Subject`.
     unsafe { *present = Subject::default() }
 }
 
@@ -655,14 +656,14 @@ extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
 extern "C" fn perfctr_glue_counters_new() -> *mut c_void {
     let memory = perfctr_glue_alloc(THREAD_BYTES);
     let root = user(0, true, 0).expect("there is memory");
-    // SAFETY: memory of this size and alignment, which is nobody else's.
+    // SAFETY: the memory has this size and alignment, and nobody else uses it.
     assert_eq!(unsafe { perfctr_core_thread_init(memory.cast(), 0, root) }, 0);
     memory
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_counters_free(counters: *mut c_void) {
-    // SAFETY: of the function above, and nobody uses them any more.
+    // SAFETY: the function above has returned these counters, and nobody uses them any more.
     unsafe {
         perfctr_core_thread_release(&*counters.cast());
         kfree(counters);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests of what the entries do in the order in which C calls them, on a guest of two vCPUs.
+//! Tests the entries in the order in which C calls them, on a guest of two vCPUs.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -34,11 +34,11 @@ use crate::watch::{
     perfctr_core_watch_leave,
 };
 
-/// Users, of whom most tests have two at most.
+/// Two users, which are enough for most tests.
 const ALICE: u32 = 1001;
 const BOB: u32 = 1002;
 
-/// Has the page of a thread's user registered with a vCPU.
+/// Registers the page of a thread's user with a vCPU.
 fn show(guest: &Guest, vcpu: usize, thread: &Thread) {
     guest.on(vcpu, |mut vcpu| _ = vcpu.show_page_of(thread.0.user));
 }
@@ -110,7 +110,7 @@ fn users_of_one_owner_are_bounded() {
     threads.into_iter().for_each(Thread::end);
 }
 
-/// Has perf's page registered with a vCPU for programs of a user. Returns the number.
+/// Registers perf's page with a vCPU for programs of a user. Returns the page's number.
 fn show_perfs(guest: &Guest, vcpu: usize, uid: u32) -> u32 {
     let subject = Subject { uid, ..Subject::default() };
     guest.on(vcpu, |mut vcpu| vcpu.show_perfs(&subject)).expect("nobody refuses");
@@ -134,7 +134,8 @@ fn a_number_that_somebody_has_is_given_to_nobody_else() {
     let guest = Guest::new();
     let (alice, bobs) = (guest.thread(ALICE), show_perfs(&guest, 0, BOB));
     let alices = page(&alice, 0).1;
-    // After a round of 2^31 each half comes to their numbers again.  perf's have that bit set.
+    // After 2^31 numbers, users and perf come round to their first numbers again.  perf's have that
+    // bit set.
     let round = 1 << 31;
     GIVEN_TO_USERS.store(round + u64::from(alices) - 1, Relaxed);
     let bob = guest.thread(BOB);
@@ -370,7 +371,7 @@ fn a_vcpu_without_its_interrupt_never_counts() {
         guest.hypercalls();
         assert_eq!(perfctr_core_handshake_again(), 0);
         perfctr_core_restored();
-        // SAFETY: this is that vCPU.
+        // SAFETY: vCPU 1 executes this.
         guest.on(1, |vcpu| unsafe { perfctr_core_restore_look(vcpu.object()) });
         let registers = guest.hypercalls().into_iter().filter(|(_, op)| *op == OP_REGISTER);
         assert_eq!(registers.collect::<Vec<_>>(), []);
@@ -399,7 +400,7 @@ fn a_restored_vcpu_registers_its_page_anew() {
 fn a_thread_without_memory_leaves_nothing() {
     let guest = Guest::new();
     let before = guest.allocations();
-    // A user with its table and its page of each vCPU, and the thread's page.
+    // The allocations are the user, its table, its page of each vCPU, and the thread's page.
     let needed = 1 + 1 + VCPUS as u32 + 1;
     for room in 0..needed {
         let made = guest.thread_in(ALICE, Some(room));
@@ -464,7 +465,7 @@ fn of_cpus(number: u32, state: &mut CpuState) -> i32 {
 }
 
 fn of_cpus_by(descriptor: u64, number: u32, state: &mut CpuState) -> i32 {
-    // SAFETY: the argument is of the requests' type, and one thread has the guest.
+    // SAFETY: the argument is of the requests' type, and only this thread uses the guest.
     unsafe { perfctr_core_request_of_cpus(number, descriptor, std::ptr::from_mut(state).cast()) }
 }
 
@@ -489,11 +490,11 @@ fn a_cpu_answers_what_it_is_set_to_and_nothing_that_the_caller_has_passed() {
     drop(guest);
 }
 
-/// Sets a thread's counters: by the thread itself on a vCPU, or by its tracer while it is asleep.
-/// Returns whether the thread needs its page then.
+/// Sets a thread's counters: by the thread itself on a vCPU, or by its tracer while the thread is
+/// asleep. Returns whether the thread then needs its page.
 fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> bool {
-    // SAFETY: one thread has the guest, and so the only right to use what is passed; the type has
-    // only the reference.
+    // SAFETY: only this thread uses the guest, so it has the only rights to use the arguments. Each
+    // of these types has only the reference.
     let set = unsafe {
         let vcpu = std::mem::transmute::<Option<&VcpuObject>, OnVcpuOrAsleep<'_>>(vcpu);
         perfctr_core_operate(OnThread::new(thread.0), vcpu, IOC_CONTROL, control)

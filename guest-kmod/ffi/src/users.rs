@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages users as C sees them, each with a page of every vCPU.
 //!
-//! C has a lock of users, and the list of users changes only while that is held ([`UsersLock`]).  A
-//! user who has counters is found without it, in an RCU read section ([`UsersReader`]), so that
-//! threads of such a user get counters at the same time.
+//! C has a lock of users, and the list of users changes only while C holds it ([`UsersLock`]).  A
+//! user who has counters is found in an RCU read section without the lock ([`UsersReader`]), so
+//! that several threads of such a user can get counters at the same time.
 
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -26,23 +26,23 @@ use crate::to_return;
 unsafe extern "C" {
     /// Gives back a reference to a container.
     fn perfctr_glue_put_container(container: u64);
-    /// Has `perfctr_core_users_take_back` called after a while, and not sooner.
+    /// Has C call `perfctr_core_users_take_back` after this time, and not sooner.
     fn perfctr_glue_users_look_in(milliseconds: u32);
-    /// Returns when every RCU read section has ended that has begun before; sleeps.
+    /// Returns when every RCU read section that had begun has ended; sleeps.
     fn synchronize_rcu();
 }
 
-/// A user, with the pages that its threads see of vCPUs.
+/// A user, with the pages of vCPUs that its threads see.
 pub struct User {
     next: AtomicPtr<User>,
-    /// The user that is to be freed after this one, or null. Changed under C's lock of users.
+    /// The user that is freed after this one, or null. Changed under C's lock of users.
     next_to_free: Cell<*const User>,
     pub(crate) observer: Observer,
-    /// The owner to whom the user's pages are charged, as of when the user got them.
+    /// The owner to whom the user's pages are charged, as it was when the user got them.
     owner: u32,
     counters: UsersCounters,
-    /// The user's page of each vCPU, by the vCPU's number. Entries are null only while the user is
-    /// made.
+    /// The user's page of each vCPU, by the vCPU's number. Entries are null only while `make` has
+    /// not finished the user.
     pages: *mut *mut VcpuPage,
 }
 
@@ -62,8 +62,8 @@ impl<'a> UsersReader<'a> {
     ///
     /// # Safety
     ///
-    /// Until the result ends, C is in an RCU read section or holds its lock of users, and nobody
-    /// who holds that lock frees users.
+    /// For as long as the result lives, C is in an RCU read section or holds its lock of users, and
+    /// a holder of that lock frees no users.
     const unsafe fn new() -> Self {
         Self(PhantomData)
     }
@@ -71,8 +71,8 @@ impl<'a> UsersReader<'a> {
     /// Returns the user that a link of the list leads to.
     fn follow(&self, link: &AtomicPtr<User>) -> Option<&'a User> {
         // ATOMICS: pairs with `User::make`, which has written the user before.
-        // SAFETY: the pointer is null or that of a user who was in the list while this right
-        // existed, and such a user is not freed before the right has ended.
+        // SAFETY: the pointer is null, or points to a user who was in the list while this right
+        // existed. Such a user is not freed before the right has ended.
         unsafe { link.load(Acquire).as_ref() }
     }
 
@@ -87,7 +87,7 @@ impl<'a> UsersReader<'a> {
     }
 }
 
-/// The right to change the list of users, and to free users, which may sleep.
+/// The right to change the list of users and to free users. Its holder may sleep.
 struct UsersLock(());
 
 impl UsersLock {
@@ -95,20 +95,20 @@ impl UsersLock {
     ///
     /// # Safety
     ///
-    /// Until the result ends, C holds its lock of users and is in no RCU read section.
+    /// For as long as the result lives, C holds its lock of users and is in no RCU read section.
     const unsafe fn new() -> Self {
         Self(())
     }
 
     /// Returns the right to look at the users.
     const fn read(&self) -> UsersReader<'_> {
-        // SAFETY: C holds its lock of users, and users are freed only by `take_back`, which needs
-        // this object for itself.
+        // SAFETY: C holds its lock of users, and only `take_back` frees users. It borrows this
+        // object exclusively, so it cannot run while the result lives.
         unsafe { UsersReader::new() }
     }
 
-    /// Makes sure that an owner may have one more user.  It frees users without counters before it
-    /// refuses one.
+    /// Makes sure that an owner may have one more user.  Before it refuses one, it frees users
+    /// without counters.
     fn make_room(&mut self, owner: u32) -> Result<(), Errno> {
         let users = |lock: &Self| lock.read().all().filter(|user| user.owner == owner).count();
         may_add(owner, users(self)).or_else(|_| {
@@ -158,8 +158,8 @@ impl UsersLock {
         let mut to_free: *const User = null();
         while let Some(user) = self.read().follow(link) {
             if user.counters.is_idle() && take_back(&user.observer) {
-                // ATOMICS: whoever is at this user goes on to the next one from here, which is in
-                // the list.
+                // ATOMICS: a reader that is at this user goes on from it to the next one, which is
+                // in the list.
                 link.store(user.next.load(Relaxed), Release);
                 USERS.idle.user_freed();
                 user.next_to_free.set(to_free);
@@ -171,13 +171,13 @@ impl UsersLock {
         if to_free.is_null() {
             return;
         }
-        // SAFETY: whoever has the lock of users may sleep.
+        // SAFETY: the holder of the lock of users may sleep.
         unsafe { synchronize_rcu() };
-        // SAFETY: these users are not in the list any more and have no counters, and every RCU read
-        // section has ended that could have found them.  Each is freed once.
+        // SAFETY: these users are no longer in the list and have no counters, and every RCU read
+        // section that could have found them has ended.  Each is freed once.
         while let Some(user) = unsafe { to_free.as_ref() } {
             to_free = user.next_to_free.get();
-            // SAFETY: nobody knows this user any more, as said above, and `take_back` has
+            // SAFETY: nobody has this user any more, as said above, and `take_back` has
             // unregistered its pages.
             unsafe { user.free() };
         }
@@ -186,9 +186,9 @@ impl UsersLock {
 
 /// Returns a user of a container, or null if the user has no counters.
 ///
-/// The returned user carries a reference that the caller must release, by passing the user to
-/// `perfctr_core_thread_init`. The caller's reference to the container is given back then. If this
-/// is null the caller keeps that reference.
+/// The returned user carries a reference, which the caller releases by passing the user to
+/// `perfctr_core_thread_init`. The function then gives the caller's reference to the container
+/// back. If the result is null, the caller keeps that reference.
 ///
 /// # Safety
 ///
@@ -196,7 +196,7 @@ impl UsersLock {
 /// a reference.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *const User {
-    // SAFETY: C is in an RCU read section until this returns, in which no user is freed.
+    // SAFETY: C is in an RCU read section until this function returns, and no user is freed in it.
     let found = unsafe { UsersReader::new() }.find(container, uid);
     let Some(user) = found.filter(|user| user.counters.give_more()) else { return null() };
     // SAFETY: the caller has given this reference, and the user has one of its own.
@@ -206,10 +206,10 @@ pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *co
 
 /// Stores a user of a container in `found`, and makes the user if there is none.
 ///
-/// The user carries a reference that the caller must release, by passing the user to
-/// `perfctr_core_thread_init`. The caller's reference to the container belongs to the user from
-/// then on, or is given back. `is_initial` says that this is the initial container. Returns 0, or
-/// an error if there is no memory, or if too many users are charged to `owner`.
+/// The user carries a reference, which the caller releases by passing the user to
+/// `perfctr_core_thread_init`. The function takes over the caller's reference to the container: the
+/// user keeps it, or it is given back. `is_initial` says that this is the initial container.
+/// Returns 0, or an error if there is no memory or if too many users are charged to `owner`.
 ///
 /// # Safety
 ///
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn perfctr_core_user_get(
     owner: u32,
     found: &mut *const User,
 ) -> c_int {
-    // SAFETY: C holds its lock of users until this returns.
+    // SAFETY: C holds its lock of users until this function returns.
     let mut users = unsafe { UsersLock::new() };
     // SAFETY: the caller gives its reference to the container.
     let user = unsafe { users.get(container, uid, is_initial, owner) };
@@ -240,7 +240,7 @@ impl User {
         };
         let pages = alloc(vcpus().count()).unwrap_or_default();
         let counters = UsersCounters::default();
-        // SAFETY: `alloc` has returned memory of this size and alignment, which nobody else has.
+        // SAFETY: `alloc` has returned memory of this size and alignment, and nobody else has it.
         let user = unsafe {
             memory.write(Self {
                 next: AtomicPtr::new(USERS.first.load(Relaxed)),
@@ -253,7 +253,7 @@ impl User {
             &*memory
         };
         if let Err(errno) = user.alloc_pages() {
-            // SAFETY: the user is not in the list yet, so nobody knows it, and has no registered
+            // SAFETY: the user is not in the list yet, so nobody else has it, and it has no registered
             // page.
             unsafe { user.free() };
             return Err(errno);
@@ -286,11 +286,12 @@ impl User {
         unsafe { *self.pages.add(vcpu as usize) }
     }
 
-    /// Gives back one result of [`UsersLock::get`] or [`perfctr_core_user_find`]. If it was the
-    /// user's last one, the user is freed after a while.
+    /// Gives back one reference that [`UsersLock::get`] or [`perfctr_core_user_find`] has returned.
+    /// After the user's last one, the user is freed after a while.
     pub(crate) fn put(&self) {
         if let Some(delay) = USERS.idle.counters_returned(&self.counters) {
-            // SAFETY: C does not sleep there, and takes no lock that the caller could hold.
+            // SAFETY: C does not sleep in this function, and takes no lock that the caller could
+            // hold.
             unsafe { perfctr_glue_users_look_in(delay) };
         }
     }
@@ -299,14 +300,14 @@ impl User {
     ///
     /// # Safety
     ///
-    /// Nobody knows the user any more, and none of its pages is registered.
+    /// Nobody has the user any more, and none of its pages is registered.
     unsafe fn free(&self) {
         if !self.pages.is_null() {
-            // SAFETY: `alloc_page` has returned each page, or there is none, and nobody uses the
-            // user's pages any more.
+            // SAFETY: `alloc_page` has returned each page, or the pointer is null, and nobody uses
+            // the user's pages any more.
             vcpus().for_each(|vcpu| unsafe { free_page(self.page(vcpu.number)) });
         }
-        // SAFETY: the reference is the user's own.  `alloc` has returned both pieces of memory, and
+        // SAFETY: the reference is the user's own.  `alloc` has returned both blocks of memory, and
         // nobody uses them any more.
         unsafe {
             perfctr_glue_put_container(self.observer.container);
@@ -323,6 +324,6 @@ impl User {
 /// C holds its lock of users, and is in no RCU read section.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_users_take_back() {
-    // SAFETY: C holds its lock of users until this returns.
+    // SAFETY: C holds its lock of users until this function returns.
     unsafe { UsersLock::new() }.take_back();
 }

@@ -27,7 +27,7 @@ pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *mut VcpuObject {
 fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
     let memory = alloc::<VcpuObject>(1)?;
     let perfs: *const VcpuPage = alloc_page().inspect_err(|_| {
-        // SAFETY: `alloc` has returned the memory, and nobody knows it yet.
+        // SAFETY: `alloc` has returned the memory, and nobody else has it yet.
         unsafe { free(memory) };
     })?;
     let object = VcpuObject {
@@ -44,7 +44,7 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
         vcpu: UnsafeCell::new(Vcpu::default()),
         shown: Cell::new(null()),
     };
-    // SAFETY: memory of this size and alignment, which is nobody else's.
+    // SAFETY: the memory has this size and alignment, and nobody else has it.
     unsafe {
         memory.write(object);
         (*memory).shown.set((*(*memory).vcpu.get()).shown());
@@ -56,11 +56,11 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
 ///
 /// # Safety
 ///
-/// Nothing else of this crate is executed any more.
+/// No other code of this crate executes any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpus_free() {
     while let Some(vcpu) = remove_vcpu() {
-        // SAFETY: nobody uses it any more, and its page is registered nowhere.
+        // SAFETY: nobody uses the vCPU any more, and none of its pages is registered.
         unsafe {
             free_page(vcpu.perfs);
             free(vcpu);
@@ -68,9 +68,9 @@ pub unsafe extern "C" fn perfctr_core_vcpus_free() {
     }
 }
 
-/// Brings the vCPU online.  If `error` is not 0, the kernel has refused the interrupt of overflows
-/// with it, and the vCPU stays without counters.  Returns 0, or the reason why no thread may count
-/// there.
+/// Brings the vCPU online.  If `error` is not 0, the kernel has refused to bind the interrupt of
+/// overflows, and the vCPU stays without counters.  Returns 0, or the reason why no thread may
+/// count there.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_online(mut vcpu: OnVcpu<'_>, error: c_int) -> c_int {
     vcpu.object().bound.set(from_return(error));
@@ -83,68 +83,68 @@ pub extern "C" fn perfctr_core_vcpu_offline(mut vcpu: OnVcpu<'_>) {
     vcpu.take_offline();
 }
 
-/// Does what has to be done before the machine sleeps.  `present` executes on its last vCPU.
+/// Does what is needed before the machine sleeps.  `present` executes on its last vCPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     vcpu.suspend(&mut present);
     vcpu.take_offline();
 }
 
-/// Does what has to be done when the machine has slept, on its first vCPU.
+/// Does what is needed when the machine has slept, on its first vCPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_wake(mut vcpu: OnVcpu<'_>) {
     vcpu.object().bound.set(Ok(()));
-    // The kernel's log has the reason if it is refused, and threads read it.
+    // If the hypervisor refuses, the kernel's log has the reason, and threads get the error.
     let _ = vcpu.bring_online(LocalVcpu::come_online);
     // What the hypervisor refuses is asked for again when perf enables its PMU.
     let _ = vcpu.page_changed();
 }
 
 impl OnVcpu<'_> {
-    /// Has `bring` bring the vCPU online, and notes whether the hypervisor has refused that.
+    /// Brings the vCPU online by `bring`, and notes whether the hypervisor has refused that.
     fn bring_online(
         &mut self,
         bring: impl FnOnce(&mut Self, Result<(), Errno>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let bound = self.object().bound.get();
         let online = bring(self, bound.and_then(|()| may_come_online()));
-        // ATOMICS: says only which vCPUs to call; each one looks for itself.
+        // ATOMICS: the flag only selects the vCPUs to call; each one checks again for itself.
         self.object().is_refused.store(bound.is_ok() && online.is_err(), Relaxed);
         online.inspect_err(|&errno| log(c"nothing can be counted there", errno))
     }
 
-    /// Takes the vCPU offline, and stops what counts for the whole CPU; see
-    /// [`LocalVcpu::go_offline`].
+    /// Takes the vCPU offline, and stops its CPU-wide counters; see [`LocalVcpu::go_offline`].
     fn take_offline(&mut self) {
         let object = self.object();
         object.bound.set(Err(Errno::NXIO));
         object.is_refused.store(false, Relaxed);
         if let Err(errno) = self.go_offline() {
-            // The hypervisor may still write there.
+            // The hypervisor may still write to the page.
             keep_page(object.page.get());
             log(c"cannot take back its page", errno);
         }
     }
 
-    /// Does what has to be done after the machine was restored; see [`LocalVcpu::restore`].
+    /// Does what is needed after the machine was restored; see [`LocalVcpu::restore`].
     pub(crate) fn bring_back(&mut self) {
         if self.object().bound.get().is_ok() {
-            // The kernel's log has the reason if it is refused, and threads read it.
+            // If the hypervisor refuses, the kernel's log has the reason, and threads get the
+            // error.
             let _ = self.bring_online(LocalVcpu::restore);
         }
     }
 
-    /// Tries again whether the page can be registered, if that was refused.
+    /// Tries again to register the page, if the hypervisor has refused that.
     pub(crate) fn try_again(&mut self) {
-        // Another caller may have had it done meanwhile, and threads may count here by now.
+        // Another caller may have had this done meanwhile, and threads may count here by now.
         if self.object().is_refused.load(Relaxed) {
             self.bring_back();
         }
     }
 }
 
-/// Returns the name of statistic `index`, or null behind the last, and its value on all vCPUs.
-/// Statistic 0 is the number of threads that have counters.
+/// Returns the name of statistic `index`, or null behind the last, and stores its sum over all
+/// vCPUs. Statistic 0 is the number of threads that have counters.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stat(index: u32, value: &mut u64) -> *const c_char {
     let Some(index) = (index as usize).checked_sub(1) else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The watch of switches as C sees it, and what is done when nobody counts any more.
+//! The watch of switches as C sees it, and the actions when nobody counts any more.
 
 use core::ffi::c_int;
 
@@ -19,13 +19,13 @@ unsafe extern "C" {
 
 static WATCH: Watch = Watch::new();
 
-/// Notes that somebody may need registered pages from now on, and has switches watched before.
+/// Notes that somebody may need registered pages from now on, and begins to watch switches first.
 /// Returns 0, or an error if they cannot be watched.  C holds its lock of the watch.  See
 /// [`Watch::join`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_join() -> c_int {
     if WATCH.must_begin() {
-        // SAFETY: C holds the lock that this needs.
+        // SAFETY: C holds the lock that this call needs.
         let error = unsafe { perfctr_glue_watch_begin() };
         if error != 0 {
             return error;
@@ -36,23 +36,23 @@ pub extern "C" fn perfctr_core_watch_join() -> c_int {
     0
 }
 
-/// Does the same where somebody has joined already; see [`Watch::join_others`].  C needs no lock.
+/// Adds a watcher if there is one already; see [`Watch::join_others`].  C needs no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_join_others() -> bool {
     WATCH.join_others()
 }
 
-/// See [`Watch::leave`].
+/// Removes a watcher; see [`Watch::leave`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_leave() {
     WATCH.leave();
 }
 
-/// Takes pages back that nobody needs.  Returns whether the watch has ended; see [`Watch::end`].  C
-/// holds its lock of the watch.
+/// Unregisters pages that nobody needs.  Returns whether the watch has ended; see [`Watch::end`].
+/// C holds its lock of the watch.
 ///
 /// If `is_exit` is true, the module is being unloaded, and no vCPU is online any more.  The watch
-/// then ends even if the hypervisor has refused to let a page go, because nothing may call the
+/// then ends even if the hypervisor has refused to unregister a page, because nothing may call the
 /// module afterwards.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
@@ -63,10 +63,10 @@ pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
 }
 
 impl OnVcpu<'_> {
-    /// Takes the page back if [nobody needs it](Watch::is_idle).
+    /// Unregisters the page if [nobody needs it](Watch::is_idle).
     pub(crate) fn hide_if_unwatched(&mut self) {
         if WATCH.is_idle() {
-            // What the hypervisor refuses to let go stays watched.
+            // If the hypervisor refuses, the watch of switches goes on.
             let _ = self.hide();
         }
     }

@@ -13,7 +13,7 @@ impl Counters for Linux {
     #[inline(always)]
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: the glue survives a fault, and reading a counter has no other effect.
+        // SAFETY: the glue handles a fault of RDPMC, and reading a counter has no other effect.
         unsafe {
             asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
                  out("rdx") high, out("r10") _);
@@ -24,8 +24,8 @@ impl Counters for Linux {
     #[inline(always)]
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: the glue survives a fault and then sets all bits of R10; reading a counter has no
-        // other effect.
+        // SAFETY: the glue handles a fault of RDPMC and then sets all bits of R10. Reading a
+        // counter has no other effect.
         unsafe {
             asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
                  out("rdx") high, inout("r10") *stamp.word());
@@ -51,32 +51,34 @@ impl Counters for Linux {
 
     #[inline(always)]
     fn opaque(&self, mut word: u64) -> u64 {
-        // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
+        // SAFETY: this emits no instruction.  It is not `pure`, so it stays between the
+        // instructions that read counters.
         unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
         word
     }
 }
 
-/// Loads that are right on x86 alone, where every load acquires: its total store order (SDM
-/// volume 3, 10.2.2) keeps loads in the program's order, and aligned words are loaded whole
-/// (10.1.1).
+/// Loads that are correct on x86 alone, where every load has acquire semantics. Its total store
+/// order (SDM volume 3, 10.2.2) keeps loads in program order, and aligned words are loaded
+/// atomically (10.1.1).
 ///
-/// They are volatile, since compilers make operands of the instructions that use them of volatile
-/// loads and not of atomic ones.  To the compiler a volatile load of memory that another thread of
-/// the same program stores to would be a data race.  Nobody does: the core loads vCPU pages by
-/// these, which the hypervisor writes, and the module only on the vCPU whose page it is.
+/// The loads are volatile, because compilers fold volatile loads, but not atomic ones, into
+/// operands of the instructions that use them.  For the compiler, a volatile load would be a data
+/// race if another thread of the same program stored to the memory.  No thread does: the core loads
+/// vCPU pages this way, to which the hypervisor writes, and the module only on the vCPU whose page
+/// it is.
 mod tso {
     use super::{AtomicU32, AtomicU64};
 
     #[inline(always)]
     pub(super) fn load(word: &AtomicU64) -> u64 {
-        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        // SAFETY: the reference is valid and aligned while this function executes.
         unsafe { word.as_ptr().read_volatile() }
     }
 
     #[inline(always)]
     pub(super) fn load_half(half: &AtomicU32) -> u32 {
-        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        // SAFETY: the reference is valid and aligned while this function executes.
         unsafe { half.as_ptr().read_volatile() }
     }
 }

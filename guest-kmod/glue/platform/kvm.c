@@ -2,10 +2,11 @@
 /*
  * Guests of KVM. They make hypercalls, and are interrupted by an NMI, because a
  * module cannot have a vector of its own. The local APIC's entry for the PMU
- * says so. KVM does not tell a guest that it was restored or migrated. But the
- * driver of the new host sends this NMI to each vCPU before the vCPU executes
- * an instruction. The core finds out whether that has happened
- * (src/restore.rs).
+ * selects the NMI.
+ *
+ * KVM does not tell a guest that it was restored or migrated. But the driver of
+ * the new host sends this NMI to each vCPU before the vCPU executes an
+ * instruction. The core finds out whether that has happened (src/restore.rs).
  */
 
 #include <linux/kvm_para.h>
@@ -15,12 +16,13 @@
 
 #include "../perfctr.h"
 
-/* What belongs to one CPU. It is changed on that CPU only. */
+/* The state of one CPU. It is changed on that CPU only. */
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
 	/*
-	 * Whether KVM masks the entry whenever it delivers an interrupt by it.
+	 * Whether KVM masks the local APIC's entry whenever it delivers an
+	 * interrupt by that entry.
 	 */
 	bool is_masked_by_nmi;
 	/* Finds out anew whether the guest may count here. */
@@ -39,7 +41,7 @@ static int hypercall(u32 op, void *argument, u32 length)
 
 /*
  * Executes on the CPU that has queued it, unless that CPU has gone offline
- * meanwhile. No thread executes there then.
+ * meanwhile. In that case no thread executes on that CPU.
  */
 static void look(struct work_struct *unused)
 {
@@ -53,14 +55,14 @@ static void deliver(struct irq_work *work)
 
 	if (perfctr_core_restore_wants_look(perfctr_this_vcpu()))
 		schedule_work_on(smp_processor_id(), &line->look);
-	/* It may have been unbound meanwhile. */
+	/* The interrupt may have been unbound meanwhile. */
 	if (line->handler)
 		line->handler(0, this_cpu_ptr(&perfctr_cpus));
 }
 
 /*
- * Does what apic_write() does, which later kernels do not export. By the vector
- * the driver knows that this guest wants to be told of its restoration.
+ * Does the same as apic_write(), which later kernels do not export. The vector
+ * tells the driver that this guest has to be told when it was restored.
  */
 static void unmask(void)
 {
@@ -68,9 +70,9 @@ static void unmask(void)
 }
 
 /*
- * The NMI may have interrupted the kernel anywhere. So the work is done when
- * the kernel enables interrupts next. It is also done after an NMI of somebody
- * else, and finds nothing to do then.
+ * The NMI may have interrupted the kernel anywhere, so the work waits until the
+ * kernel enables interrupts next. An NMI of another source queues the work,
+ * too, which then finds nothing to do.
  */
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
@@ -80,15 +82,15 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 	if (!line->handler)
 		return NMI_DONE;
 	/*
-	 * The entry is unmasked before the page is looked at, so that no later
-	 * interrupt is lost. A foreign NMI costs an exit here; the core's
-	 * hypercall would cost it anyway.
+	 * The entry is unmasked before anybody looks at the page, so that no
+	 * later interrupt is lost. After a foreign NMI this costs an exit, as
+	 * the core's hypercall would anyway.
 	 */
 	if (line->is_masked_by_nmi)
 		unmask();
 	explained = perfctr_core_restore_interrupted(perfctr_this_vcpu());
 	irq_work_queue(&line->work);
-	/* If it is more than one, Linux expects another NMI to follow. */
+	/* If the result is more than 1, Linux expects another NMI to follow. */
 	return explained;
 }
 
@@ -99,7 +101,7 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	init_irq_work(&line->work, deliver);
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
-	/* Intel's local APICs mask it, and AMD's do not. */
+	/* Intel's local APICs mask the entry then, and AMD's do not. */
 	line->is_masked_by_nmi = boot_cpu_data.x86_vendor != X86_VENDOR_AMD &&
 				 boot_cpu_data.x86_vendor != X86_VENDOR_HYGON;
 	line->handler = handler;

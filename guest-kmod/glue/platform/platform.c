@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Finds out of which hypervisor this is a guest, and of which kind. */
+/* Finds out which hypervisor this guest has, and which kind of guest it is. */
 
 #include <asm/hypervisor.h>
 #include <asm/io.h>
@@ -24,7 +24,7 @@ int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
 	return perfctr_platform->hypercall(op, argument, length);
 }
 
-/* Frames of a paravirtualised guest are known by the machine's numbers. */
+/* The hypervisor knows a PV guest's frames by the machine's numbers. */
 u64 perfctr_glue_gfn(const struct perfctr_vcpu_page *page)
 {
 	return xen_pv_domain() ? virt_to_gfn(page) :

@@ -20,8 +20,8 @@ static int hypercall(u32 op, void *argument, u32 length)
 }
 
 /*
- * The number of each CPU's interrupt of overflows. If it is not bound, this is
- * 0 or an error.
+ * The number of each CPU's interrupt of overflows, or 0 or an error if the
+ * interrupt is not bound.
  */
 static DEFINE_PER_CPU(int, perfctr_irq);
 
@@ -45,11 +45,11 @@ static void unbind(unsigned int cpu)
 }
 
 /*
- * Called before any thread of the restored domain goes on. Devices of a guest
- * of Xen are frozen before the domain is saved, and restored afterwards; after
- * a save that was cancelled they are thawed. The module is such a device,
- * because from 7.0 on nobody can unregister from Xen's own notifier of
- * restorations.
+ * Linux calls this before any thread of the restored domain goes on. Linux
+ * freezes the devices of a guest of Xen before the domain is saved, and
+ * restores them afterwards. After a save that was cancelled it thaws them. The
+ * module is such a device, because from 7.0 on nobody can unregister from Xen's
+ * own notifier of restorations.
  */
 static int perfctr_restore(struct device *unused)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A hypercall's caller: the hypervisor's part of what [`hv_driver::hypercall`] decides.
+//! A hypercall's caller, for which C does the hypervisor's part of [`hv_driver::hypercall`].
 #![expect(unsafe_code, reason = "calls C, which owns the objects and the argument")]
 
 use core::ffi::c_void;
@@ -23,7 +23,7 @@ use crate::{
     perfctr_glue_vcpu,
 };
 
-/// The vCPU that executes this, in a hypercall.
+/// The vCPU that executes this hypercall.
 struct Current<'a> {
     driver: &'a Driver,
 }
@@ -33,7 +33,7 @@ struct Current<'a> {
 /// # Safety
 ///
 /// `argument` is storage of [`hypercall::ARGUMENT_BYTES_MAX`] bytes, aligned to 8, which nobody
-/// else uses meanwhile; `caller` is what C's copying functions expect.
+/// else uses meanwhile. `caller` is the pointer that C's copying functions expect.
 pub(crate) unsafe fn hypercall(
     driver: &Driver,
     caller: *mut c_void,
@@ -44,15 +44,15 @@ pub(crate) unsafe fn hypercall(
     let current = &mut Current { driver };
     hypercall::authorize(current, op, length as usize)?;
     if length != 0 {
-        // SAFETY: C writes `length` bytes to `argument`, which holds as many: `authorize` has
-        // compared it with the size that the storage has.
+        // SAFETY: C writes `length` bytes to `argument`. They fit, because `authorize` has compared
+        // `length` with the size of the storage.
         from_return(unsafe { perfctr_glue_copy_in(caller, argument, length) })?;
     }
-    // SAFETY: C has just written these bytes of the storage, which nobody else uses; there are none
-    // if the length is 0.
+    // SAFETY: C has just written these bytes of the storage, which nobody else uses. If the length
+    // is 0, the slice is empty.
     let bytes = unsafe { core::slice::from_raw_parts_mut(argument.cast(), length as usize) };
     if hypercall::serve(driver, current, op, bytes)? {
-        // SAFETY: C reads as many bytes as it has written before.
+        // SAFETY: C reads as many bytes of the storage as it has written before.
         from_return(unsafe { perfctr_glue_copy_out(caller, argument, length) })?;
     }
     Ok(())
@@ -69,20 +69,21 @@ impl Caller for Current<'_> {
 
     fn limits(&self) -> Option<Limits> {
         let mut controls = false;
-        // SAFETY: C writes a valid `bool`, and gives the object in the current domain's structure,
-        // which lives at least as long as the domain's vCPU that executes this.
+        // SAFETY: C writes a valid `bool`, and returns the object in the current domain's
+        // structure. That lives at least as long as the domain's vCPU, which executes this.
         let domain = unsafe { &*perfctr_glue_domain(&raw mut controls) };
         self.driver.limits(&domain.policy, controls)
     }
 
     fn machine(&self) -> u64 {
-        // SAFETY: C reads a number of the current domain, or makes one up.
+        // SAFETY: C returns a number that the current domain has, or makes one up.
         unsafe { perfctr_glue_machine() }
     }
 
     fn guest(&self) -> Option<Guest> {
         let mut guest = Guest::pv();
-        // SAFETY: C fills the structure and gives true, or leaves it as it is and gives false.
+        // SAFETY: C fills in the structure and returns true, or leaves it as it is and returns
+        // false.
         unsafe { perfctr_glue_guest(&raw mut guest) }.then_some(guest)
     }
 
@@ -95,35 +96,37 @@ impl Caller for Current<'_> {
         W: FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R,
     {
         without_interrupts(|here| {
-            // SAFETY: the object is the current vCPU's, which executes this: nobody else touches it
-            // before interrupts are enabled, and only this hypercall could take it away.
+            // SAFETY: the object belongs to the current vCPU, which executes this. Nobody else
+            // touches the object before interrupts are enabled, and only this hypercall could
+            // remove it.
             let (vcpu, page) = unsafe { perfctr_glue_vcpu().as_mut() }?.parts();
-            // Asked here, so that whoever forbids it meanwhile interrupts this CPU afterwards.
+            // The limits are read here, so that whoever forbids the domain meanwhile interrupts
+            // this CPU afterwards.
             let limits = self.limits();
             Some(work(&mut here.cpu(), vcpu, page, limits))
         })
     }
 
     fn take_counters(&mut self) -> Result<(), Errno> {
-        // SAFETY: C looks at the current vCPU, whose object nobody has borrowed: `on_vcpu` lends it
-        // for its own duration only.
+        // SAFETY: C uses the current vCPU's object, which nobody has borrowed: `on_vcpu` lends it
+        // only for its own duration.
         from_return(unsafe { perfctr_glue_take_counters() })
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
-        // SAFETY: C accepts any number, and reads the structure before it returns.
+        // SAFETY: C accepts any frame number, and reads `guest` before it returns.
         from_return(unsafe { perfctr_glue_register(gfn, guest, goes_on) })
     }
 
     fn unregister(&mut self) {
-        // SAFETY: the current vCPU has a page, as the core has asked, and no reference to its
-        // object is left: `on_vcpu` lends it for its own duration only.
+        // SAFETY: the current vCPU has a page, as the core has checked. No reference to its object
+        // is left, because `on_vcpu` lends it only for its own duration.
         unsafe { perfctr_glue_unregister() }
     }
 
     fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno> {
-        // SAFETY: C looks the number up among the domains, and returns an error if there is no such
-        // domain. No object of the core is borrowed while it calls the core again.
+        // SAFETY: C looks up the number among the domains, and returns an error if there is no such
+        // domain. No object of the core is borrowed while C calls the core again.
         from_return(unsafe { perfctr_glue_set_policy(wanted) })
     }
 
@@ -134,37 +137,37 @@ impl Caller for Current<'_> {
 
     fn add_stats(&mut self, total: &mut HvStats) {
         // SAFETY: C has each physical CPU call `perfctr_core_add_stats`, one after another, while
-        // this one waits: nobody else has `total` then.
+        // this CPU waits. So nobody else uses `total` at the same time.
         unsafe { perfctr_glue_add_stats(total) }
     }
 
     fn start_profile(&mut self, profile: &HvProfile) -> Result<(), Errno> {
-        // SAFETY: C reads the structure before it returns, and has each physical CPU call
-        // `perfctr_core_start_samples` meanwhile.
+        // SAFETY: C reads `profile` before it returns, and meanwhile has each physical CPU call
+        // `perfctr_core_start_samples`.
         from_return(unsafe { perfctr_glue_profile_start(profile) })
     }
 
     fn take_samples(&mut self, samples: &mut HvSamples) -> Result<(), Errno> {
-        // SAFETY: C accepts any number of a CPU, and passes the structure, which nobody else has,
-        // to `perfctr_core_take_samples`.
+        // SAFETY: C accepts any CPU's number, and passes `samples`, which nobody else has, to
+        // `perfctr_core_take_samples`.
         from_return(unsafe { perfctr_glue_profile_read(samples.cpu, samples) })
     }
 
     fn stop_profile(&mut self) -> Result<(), Errno> {
-        // SAFETY: C has each physical CPU call `perfctr_core_stop_samples`, and then frees the
+        // SAFETY: C has each physical CPU call `perfctr_core_stop_samples`. Then it frees the
         // rings, to which nobody else has a reference.
         from_return(unsafe { perfctr_glue_profile_stop() })
     }
 
     fn start_accounts(&mut self, accounting: &HvAccounting) -> Result<(), Errno> {
-        // SAFETY: C reads the structure before it returns, and has each physical CPU call
+        // SAFETY: C reads `accounting` before it returns, and has each physical CPU call
         // `perfctr_core_account`.
         from_return(unsafe { perfctr_glue_accounts_start(accounting) })
     }
 
     fn read_accounts(&mut self, accounts: &mut HvAccounts) -> Result<(), Errno> {
-        // SAFETY: C passes the structure, which nobody else has, to `perfctr_core_wants_accounts`
-        // and to `perfctr_core_add_account`.
+        // SAFETY: C passes `accounts`, which nobody else has, to `perfctr_core_wants_accounts` and
+        // to `perfctr_core_add_account`.
         from_return(unsafe { perfctr_glue_accounts_read(accounts) })
     }
 

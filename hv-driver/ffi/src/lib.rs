@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! [`hv_driver`] as C functions named `perfctr_core_*`, and the functions named `perfctr_glue_*`
-//! that it needs of C; `cargo xtask headers` declares both for C.
+//! that it needs from C. `cargo xtask headers` declares both for C.
 //!
-//! The glue owns all memory.  It hands in storage of the sizes stated here, aligned to 8 bytes.
-//! Pages are shared with a guest that may write to them; they consist of atomics.
+//! The glue owns all memory.  It passes storage of the sizes stated here, aligned to 8 bytes. A
+//! guest may write to the page that it shares with the driver, so pages consist of atomics.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C: raw pointers come in, symbols go out")]
 
@@ -47,7 +47,8 @@ pub const RESERVATION_BYTES: usize = 16;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
-// The header's generator needs numbers.  The compiler says what they have to be if they are not.
+// The header's generator needs literal numbers.  If one is wrong, the compiler's error has the
+// right one.
 const _: [(); DRIVER_BYTES] = [(); size_of::<Driver>()];
 const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
 const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
@@ -64,7 +65,7 @@ const _: () = {
 /// A vCPU with a page as C holds it.
 pub struct VcpuObject(VcpuParts);
 
-/// The field that is used most comes first, because its address is the object's.
+/// The most used field comes first, because its address is the object's.
 #[repr(C)]
 struct VcpuParts {
     vcpu: Vcpu,
@@ -73,7 +74,7 @@ struct VcpuParts {
 
 /// The driver's part of a domain, which C holds in its own structure of the domain.
 ///
-/// All zeroes stand for a domain of which nothing is known.
+/// If all of it is zero, nothing is known of the domain.
 pub struct DomainObject {
     policy: Policy,
     demand: Demand,
@@ -84,7 +85,7 @@ impl VcpuObject {
     #[inline(always)]
     fn parts(&mut self) -> (&mut Vcpu, &VcpuPage) {
         // SAFETY: by the contract of `perfctr_core_register` the page stays mapped as long as this
-        // object exists.  It consists of atomics, so the guest may write to it at any time.
+        // object exists.  The page consists of atomics, so the guest may write to it at any time.
         (&mut self.0.vcpu, unsafe { &*self.0.page })
     }
 }
@@ -104,7 +105,7 @@ fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
-/// Asks the physical CPU that executes this what it can do.
+/// Reads what the physical CPU that executes this can do.
 ///
 /// # Safety
 ///
@@ -115,7 +116,8 @@ pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
     unsafe { cpuid.write(x86::cpuid()) };
 }
 
-/// Parses the value of the option `perfctr`; returns 0, or -1 and in `why` what was expected.
+/// Parses the value of the option `perfctr`. Returns 0, or -1 and stores in `why` what was
+/// expected.
 ///
 /// # Safety
 ///
@@ -142,7 +144,7 @@ pub unsafe extern "C" fn perfctr_core_parse(
     }
 }
 
-/// Decides whether this CPU is usable; returns 0, or -1 and in `why` the reason.
+/// Decides whether this CPU is usable. Returns 0, or -1 and stores the reason in `why`.
 ///
 /// # Safety
 ///
@@ -161,7 +163,8 @@ pub unsafe extern "C" fn perfctr_core_init(
             unsafe { driver.write(ready) };
             0
         }
-        // SAFETY: `why` is storage of one structure, which C reads only after this has returned.
+        // SAFETY: `why` is storage of one structure, which C reads only after this function has
+        // returned.
         Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
@@ -173,7 +176,7 @@ pub unsafe extern "C" fn perfctr_core_init(
 /// `why` is storage of one structure.
 unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
     let (text, found) = refusal.describe();
-    // SAFETY: `expected` needs of `why` what this function's contract says of it.
+    // SAFETY: this function's contract about `why` is also that of `expected`.
     unsafe { expected(text, found, why) }
 }
 
@@ -208,8 +211,8 @@ pub unsafe extern "C" fn perfctr_core_cpu_init(
 
 /// Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.
 ///
-/// The function returns 0, or -1 and in `why` the reason why nothing will count here.  `cpuid` is
-/// null for the boot CPU when it comes back, since that CPU cannot have been replaced.
+/// Returns 0, or -1 and stores in `why` the reason why nothing will count here.  `cpuid` is null
+/// for the boot CPU when it comes back, since that CPU cannot have been replaced.
 ///
 /// # Safety
 ///
@@ -226,7 +229,7 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
     let cpu = &mut here.cpu();
     match cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot)) {
         Ok(()) => 0,
-        // SAFETY: `why` is storage of one structure on the stack of this CPU's caller.
+        // SAFETY: `why` is storage of one structure on the stack of the C function that calls this.
         Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
@@ -238,11 +241,12 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
 /// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_cpu_down(cpu: &CpuObject) {
-    // SAFETY: C calls this on the CPU that goes down, with interrupts disabled.
+    // SAFETY: C calls this on the CPU that goes down or is given back, with interrupts disabled.
     unsafe { OnCpu::new(cpu) }.cpu().go_down();
 }
 
-/// Returns whether the host lets the domain count; `controls` says that it is the control domain.
+/// Returns whether the host lets the domain count; `controls` says whether it is the control
+/// domain.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_allows(
     driver: &Driver,
@@ -258,7 +262,7 @@ pub extern "C" fn perfctr_core_demand_begins(domain: &DomainObject) {
     domain.demand.begin();
 }
 
-/// Notes that one of these vCPUs needs them no more; returns whether it was the domain's last.
+/// Notes that one of these vCPUs needs the counters no more. Returns whether it was the last one.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_demand_ends(domain: &DomainObject) -> bool {
     domain.demand.end()
@@ -270,9 +274,9 @@ pub extern "C" fn perfctr_core_needs_counters(driver: &Driver, domain: &DomainOb
     driver.is_needed(&domain.demand, &domain.policy)
 }
 
-/// Allows the domain to count within limits, or forbids it.
+/// Allows the domain to count within limits, or forbids it to count.
 ///
-/// It returns what the hypervisor has to do.
+/// Returns what the hypervisor has to do then.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_set_policy(
     driver: &Driver,
@@ -283,7 +287,7 @@ pub extern "C" fn perfctr_core_set_policy(
     domain.policy.set(driver, controls, wanted)
 }
 
-/// Parses a domain's number and its limits, see [`hv_driver::policy::parse`]; returns 0 or a
+/// Parses a domain's number and its limits; see [`hv_driver::policy::parse`]. Returns 0 or a
 /// negative error number.
 ///
 /// # Safety
@@ -308,7 +312,7 @@ pub unsafe extern "C" fn perfctr_core_parse_policy(
     }
 }
 
-/// Adds a domain to the answer, if it is asked for; see [`Driver::add_domain`].
+/// Adds a domain to the answer, if the caller has asked for it; see [`Driver::add_domain`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_add_domain(
     driver: &Driver,
@@ -320,14 +324,14 @@ pub extern "C" fn perfctr_core_add_domain(
     driver.add_domain(answer, &domain.policy, domid, controls);
 }
 
-/// Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
+/// Registers `page` for the calling vCPU, `id` of `domain`, or lets it go on from the page.
 ///
-/// See [`Vcpu::register`] and [`Vcpu::go_on`].  It returns 0 or a negative error number.
+/// See [`Vcpu::register`] and [`Vcpu::go_on`].  Returns 0 or a negative error number.
 ///
 /// # Safety
 ///
-/// `vcpu` is storage of `VCPU_BYTES` bytes; `page` stays mapped until that is freed; `cpu` is the
-/// object of the CPU that executes this, and interrupts are disabled.
+/// `vcpu` is storage of `VCPU_BYTES` bytes. `page` stays mapped until that storage is freed. `cpu`
+/// is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_register(
     cpu: &CpuObject,
@@ -341,7 +345,8 @@ pub unsafe extern "C" fn perfctr_core_register(
 ) -> c_int {
     // SAFETY: C calls this for the vCPU that executes here, with interrupts disabled.
     let mut here = unsafe { OnCpu::new(cpu) };
-    // SAFETY: C has pinned the page and mapped it; it is atomics, whatever the guest writes there.
+    // SAFETY: C has pinned and mapped the page. The page consists of atomics, so the guest may
+    // write anything to it.
     let shared = unsafe { &*page };
     let cpu = &mut here.cpu();
     let limits = cpu.driver.limits(&domain.policy, controls);
@@ -363,8 +368,8 @@ pub unsafe extern "C" fn perfctr_core_register(
         allowed: limits.is_some(),
     };
     let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
-    // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8, that nobody has found yet:
-    // interrupts are disabled, and only this CPU looks for the current vCPU's.
+    // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8. Nobody else can find it yet:
+    // interrupts are disabled, and only this CPU looks up the current vCPU's object.
     let own = unsafe {
         vcpu.write(VcpuObject(VcpuParts { vcpu: registered, page }));
         &mut *vcpu
@@ -388,7 +393,7 @@ pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut Vcp
     vcpu.unregister(&mut unsafe { OnCpu::new(cpu) }.cpu(), page);
 }
 
-/// Drops the page of a vCPU that is switched in and gets another state; see [`Vcpu::abandon`].
+/// Drops the page of a vCPU that is switched in and whose state is replaced; see [`Vcpu::abandon`].
 ///
 /// # Safety
 ///
@@ -424,9 +429,9 @@ pub unsafe extern "C" fn perfctr_core_switch_from(cpu: &CpuObject, vcpu: &mut Vc
     vcpu.switch_from(&mut unsafe { OnCpu::new(cpu) }.cpu(), page)
 }
 
-/// Notes the place of overflows that were just seen; see [`Vcpu::overflowed_at`].
+/// Notes the place of overflows that the driver has just found; see [`Vcpu::overflowed_at`].
 ///
-/// C also calls it when it sends the guest the virtual interrupt.
+/// C also calls this when it sends the guest the virtual interrupt.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_overflowed_at(vcpu: &mut VcpuObject, place: &HvPlace) {
     vcpu.0.vcpu.overflowed_at(place);
@@ -461,7 +466,7 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     vcpu.switch_to(cpu, page, mode(kernel), allowed)
 }
 
-/// Prepares for the next instruction, which enters the guest; see [`Vcpu::enter_guest`].
+/// Prepares the vCPU before the next instruction enters the guest; see [`Vcpu::enter_guest`].
 ///
 /// # Safety
 ///
@@ -477,7 +482,7 @@ pub unsafe extern "C" fn perfctr_core_enter_guest(
     vcpu.enter_guest(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel));
 }
 
-/// Notes a change of the guest's mode; returns whether to send it the virtual interrupt.
+/// Notes a change of the guest's mode. Returns whether to send the guest the virtual interrupt.
 ///
 /// See [`Vcpu::toggle`].
 ///
@@ -495,8 +500,8 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     vcpu.toggle(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel))
 }
 
-/// Stops the vCPU that is current here if the host forbids its domain to count, or to count with
-/// what the vCPU has loaded; returns whether it does.
+/// Stops the vCPU that is current here, if the host forbids its domain to count, or to count with
+/// the counters that the vCPU has loaded. Returns whether the host forbids that.
 ///
 /// See [`Vcpu::revoke`].
 ///
@@ -514,7 +519,7 @@ pub unsafe extern "C" fn perfctr_core_revoke(
     // SAFETY: C calls this in an interrupt of its own, with interrupts disabled.
     let mut here = unsafe { OnCpu::new(cpu) };
     let cpu = &mut here.cpu();
-    // It may have been allowed again since the interrupt was sent.
+    // The host may have allowed the domain again since the interrupt was sent.
     let forbidden = !cpu.driver.admits(&domain.policy, controls, vcpu.slots());
     if forbidden {
         vcpu.revoke(cpu, page);
@@ -522,9 +527,9 @@ pub unsafe extern "C" fn perfctr_core_revoke(
     forbidden
 }
 
-/// Handles an interrupt of the PMU; returns whether to send the vCPU the virtual interrupt.
+/// Handles an interrupt of the PMU. Returns whether to send the vCPU the virtual interrupt.
 ///
-/// `vcpu` is the current vCPU, or null if that has no page.
+/// `vcpu` is the current vCPU, or null if the current vCPU has no page.
 ///
 /// # Safety
 ///
@@ -534,8 +539,8 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
     cpu: &CpuObject,
     vcpu: Option<&mut VcpuObject>,
 ) -> bool {
-    // SAFETY: C calls this in the PMU's interrupt, or in one that its NMI has asked for, with
-    // interrupts disabled.
+    // SAFETY: C calls this in the PMU's interrupt, or in an interrupt that the PMU's NMI has asked
+    // for, with interrupts disabled.
     let mut here = unsafe { OnCpu::new(cpu) };
     let cpu = &mut here.cpu();
     let Some(vcpu) = vcpu else {
@@ -546,9 +551,9 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
     vcpu.interrupt(cpu, page)
 }
 
-/// Returns whether RDPMC has to exit also from a vCPU with a page.
+/// Returns whether RDPMC also has to exit from a vCPU that has a page.
 ///
-/// The hypervisor then reads by [`perfctr_core_rdpmc`].
+/// Then the hypervisor reads the counter by [`perfctr_core_rdpmc`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_rdpmc_exits(driver: &Driver) -> bool {
     driver.guest_reads_exit
@@ -574,26 +579,27 @@ pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: 
 /// Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
 ///
 /// `is_masked` says whether the local APIC's entry for the PMU is masked now.  The NMI may have
-/// interrupted any other entry there.
+/// interrupted any other entry of this crate on that CPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject, is_masked: bool) -> bool {
     cpu.explains_nmi(is_masked)
 }
 
-/// The PMU has not interrupted by the NMI: [`perfctr_core_nmi`].
+/// The result of [`perfctr_core_nmi`] if the PMU has not raised the NMI.
 pub const NMI_FOREIGN: u32 = 0;
-/// The PMU has interrupted, and that was handled: [`perfctr_core_nmi`].
+/// The result of [`perfctr_core_nmi`] if the PMU has raised the NMI, and it was handled.
 pub const NMI_HANDLED: u32 = 1;
-/// A guest's counter has interrupted: [`perfctr_core_nmi`].
+/// The result of [`perfctr_core_nmi`] if a guest's counter has raised the NMI.
 pub const NMI_GUEST: u32 = 2;
 
-/// Handles an NMI that has come to the CPU of `cpu`, which is up, and whose ring is null while it
-/// does not sample; returns an `NMI_*` number.
+/// Handles an NMI that has come to the CPU of `cpu`, which is up. Returns an `NMI_*` number.
 ///
-/// After `NMI_GUEST`, C has [`perfctr_core_interrupt`] called as soon as interrupts are enabled.
-/// The NMI may have interrupted any other entry there.  `is_masked` says whether the local APIC's
-/// entry for the PMU is masked now.  `at` is where; its time is set here.  `left` is where the
-/// current guest was left if [`perfctr_core_is_at_guests`].
+/// `ring` is null while the CPU does not sample.  After `NMI_GUEST`, C has
+/// [`perfctr_core_interrupt`] called as soon as interrupts are enabled. The NMI may have
+/// interrupted any other entry of this crate on that CPU.  `is_masked` says whether the local
+/// APIC's entry for the PMU is masked now.  `at` says where the NMI came; this function sets its
+/// time.  `left` says where the current guest was left, if [`perfctr_core_is_at_guests`] returns
+/// true.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_nmi(
     cpu: &CpuObject,
@@ -609,13 +615,13 @@ pub extern "C" fn perfctr_core_nmi(
     }
 }
 
-/// Returns whether samples in `ring` say where guests were left; a ring that is null has none.
+/// Returns whether samples in `ring` say where guests were left, which is false if `ring` is null.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_is_at_guests(ring: Option<&SampleRing>) -> bool {
     ring.is_some_and(SampleRing::is_at_guests)
 }
 
-/// Begins a session of samples; returns 0 or a negative error number.  C holds its lock.
+/// Begins a session of samples. Returns 0 or a negative error number.  C holds the profile's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_begin_profile(driver: &Driver) -> c_int {
     match driver.begin_profile(x86::Registers.clock()) {
@@ -624,13 +630,13 @@ pub extern "C" fn perfctr_core_begin_profile(driver: &Driver) -> c_int {
     }
 }
 
-/// Ends the session; returns whether there was one.  C holds its lock.
+/// Ends the session. Returns whether there was one.  C holds the profile's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_end_profile(driver: &Driver) -> bool {
     driver.end_profile()
 }
 
-/// Begins to sample the physical CPU that executes this; returns whether it does.
+/// Begins to sample the physical CPU that executes this. Returns whether that has begun.
 ///
 /// # Safety
 ///
@@ -660,8 +666,8 @@ pub unsafe extern "C" fn perfctr_core_stop_samples(cpu: &CpuObject) {
     here.cpu().stop_samples(expected);
 }
 
-/// Takes the oldest samples of `ring`, which is null if that CPU is not sampled; returns 0 or a
-/// negative error number.  C holds its lock.
+/// Takes the oldest samples of `ring`, which is null if that CPU is not sampled. Returns 0 or a
+/// negative error number.  C holds the profile's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_take_samples(
     driver: &Driver,
@@ -676,8 +682,9 @@ pub extern "C" fn perfctr_core_take_samples(
 
 /// Adds what was counted on this physical CPU to the account of its current vCPU.
 ///
-/// `rings` are those of the current vCPU.  It returns whether to call this, and
-/// [`perfctr_core_account_next`], at the next switch; see [`hv_driver::ThisCpu::account`].
+/// `rings` says how counters distinguish the modes of the current vCPU.  Returns whether to call
+/// this function and [`perfctr_core_account_next`] at the next switch; see
+/// [`hv_driver::ThisCpu::account`].
 ///
 /// # Safety
 ///
@@ -704,7 +711,7 @@ pub unsafe extern "C" fn perfctr_core_account_next(cpu: &CpuObject, rings: Rings
     unsafe { OnCpu::new(cpu) }.cpu().account_next(rings);
 }
 
-/// Begins to account an event; returns 0 or a negative error number.  C holds its lock.
+/// Begins to account an event. Returns 0 or a negative error number.  C holds the accounts' lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_begin_accounts(driver: &Driver, accounting: &HvAccounting) -> c_int {
     match driver.begin_accounts(x86::Registers.clock(), accounting) {
@@ -713,16 +720,16 @@ pub extern "C" fn perfctr_core_begin_accounts(driver: &Driver, accounting: &HvAc
     }
 }
 
-/// Ends the accounting; returns whether there was one.  C holds its lock.
+/// Ends the accounting. Returns whether there was one.  C holds the accounts' lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_end_accounts(driver: &Driver) -> bool {
     driver.end_accounts()
 }
 
-/// Begins an answer; returns a negative error number, or whether all CPUs are to account first.
+/// Begins an answer. Returns 0, 1 if all CPUs have to account first, or a negative error number.
 ///
-/// If it returns 1, each physical CPU calls [`perfctr_core_account`] before accounts are added.  C
-/// holds its lock.
+/// If this returns 1, each physical CPU calls [`perfctr_core_account`] before accounts are added.
+/// C holds the accounts' lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_wants_accounts(driver: &Driver, answer: &mut HvAccounts) -> c_int {
     match driver.wants_accounts(x86::Registers.clock(), answer) {
@@ -731,7 +738,8 @@ pub extern "C" fn perfctr_core_wants_accounts(driver: &Driver, answer: &mut HvAc
     }
 }
 
-/// Adds a vCPU's account to the answer, if it is asked for; returns whether there is room for more.
+/// Adds a vCPU's account to the answer, if it was asked for. Returns whether there is room for
+/// more.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_add_account(
     driver: &Driver,
@@ -744,10 +752,10 @@ pub extern "C" fn perfctr_core_add_account(
     driver.add_account(answer, account, (domain, vcpu), rings)
 }
 
-/// Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
-/// than the driver have let them count; see [`Driver::close_gate`].
+/// Stops guests' counters on the physical CPU of `cpu`, if somebody else has let them count.
 ///
-/// It may have interrupted any other entry there.
+/// That CPU is up and executes this, which may have interrupted any other entry of this crate.  See
+/// [`Driver::close_gate`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_close_gate(cpu: &CpuObject) {
     cpu.close_gate();
@@ -760,7 +768,7 @@ pub extern "C" fn perfctr_core_close_gate(cpu: &CpuObject) {
 /// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvStats) {
-    // SAFETY: C calls this in an interrupt of its own, or where the CPU goes down, with interrupts
+    // SAFETY: C calls this in an interrupt of its own, or while the CPU goes down, with interrupts
     // disabled.
     unsafe { OnCpu::new(cpu) }.cpu().pcpu.stats.add_to(total);
 }
@@ -771,9 +779,9 @@ pub extern "C" fn perfctr_core_query(driver: &Driver, query: &mut HvQuery) {
     *query = hv_driver::hypercall::answer(driver, None, 0);
 }
 
-/// Serves a hypercall; returns 0 or a negative error number.
+/// Serves a hypercall. Returns 0 or a negative error number.
 ///
-/// `caller` is passed to the copying functions.
+/// C's copying functions get `caller`.
 ///
 /// # Safety
 ///
@@ -786,8 +794,8 @@ pub unsafe extern "C" fn perfctr_core_hypercall(
     argument: *mut c_void,
     length: u32,
 ) -> c_int {
-    // SAFETY: C passes storage of `ARGUMENT_BYTES` bytes on its stack, aligned to 8, and what its
-    // own copying functions expect.
+    // SAFETY: C passes storage of `ARGUMENT_BYTES` bytes on its stack, aligned to 8, and the
+    // `caller` that its own copying functions expect.
     match unsafe { call::hypercall(driver, caller, op, argument, length) } {
         Ok(()) => 0,
         Err(errno) => errno.to_return(),
@@ -796,42 +804,44 @@ pub unsafe extern "C" fn perfctr_core_hypercall(
 
 #[expect(improper_ctypes, reason = "C knows these objects by their address only")]
 unsafe extern "C" {
-    /// Reads a register that perhaps does not exist; returns whether the read did not fault.
+    /// Reads a register that may not exist. Returns whether the read has worked without a fault.
     fn perfctr_glue_try_rdmsr(msr: u32, value: *mut u64) -> bool;
-    /// Writes a register that perhaps does not exist; returns whether the write did not fault.
+    /// Writes a register that may not exist. Returns whether the write has worked without a fault.
     fn perfctr_glue_try_wrmsr(msr: u32, value: u64) -> bool;
-    /// Sets what the hardware loads into the register that enables counters when the current vCPU
-    /// is entered and when it is left.
+    /// Sets the values that the hardware loads into the register that enables counters: `inside`
+    /// when the current vCPU is entered, and `outside` when it is left.
     ///
-    /// Interrupts are disabled.  It is called only for guests whose gate is `Gate::Entry`.
+    /// Interrupts are disabled.  The core calls this only for guests whose gate is `Gate::Entry`.
     fn perfctr_glue_load_at_switch(inside: u64, outside: u64);
-    /// Copies the hypercall's argument in; returns 0 or a negative error number.
+    /// Copies the hypercall's argument from the guest. Returns 0 or a negative error number.
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;
-    /// Copies the hypercall's argument back; returns 0 or a negative error number.
+    /// Copies the hypercall's argument back to the guest. Returns 0 or a negative error number.
     fn perfctr_glue_copy_out(caller: *mut c_void, from: *const c_void, length: u32) -> c_int;
     /// Asks the security policy whether the current domain may use, or control, counters.
     ///
-    /// It returns 0 or a negative error number.
+    /// Returns 0 or a negative error number.
     fn perfctr_glue_permits(control: bool) -> c_int;
-    /// Returns the driver's part of the current domain, and whether that is the control domain.
+    /// Returns the driver's part of the current domain, and stores whether it is the control
+    /// domain.
     fn perfctr_glue_domain(controls: *mut bool) -> *const DomainObject;
-    /// Writes the kind of the current domain; returns false if the domain can have no counters.
+    /// Stores the kind of the current domain. Returns false if the domain can have no counters.
     fn perfctr_glue_guest(guest: *mut Guest) -> bool;
     /// Returns this physical CPU's object.  Interrupts are disabled.
     fn perfctr_glue_cpu() -> *const CpuObject;
     /// Returns the current vCPU's object, or null.  Interrupts are disabled.
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
-    /// Returns the current domain's number, see `HvQuery::machine`.
+    /// Returns the current domain's number; see `HvQuery::machine`.
     fn perfctr_glue_machine() -> u64;
-    /// Has the host give its counters to the driver, if the current vCPU has a page and may count;
-    /// returns 0 or a negative error number.  It may wait.
+    /// Makes the host give its counters to the driver, if the current vCPU has a page and may
+    /// count. Returns 0 or a negative error number.  This may wait.
     fn perfctr_glue_take_counters() -> c_int;
-    /// Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
+    /// Pins the frame, and registers it for the current vCPU or goes on with it. Returns 0 or an
+    /// error.
     fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
     /// Unregisters the page of the current vCPU, which has one.
     ///
-    /// It calls `perfctr_core_unregister`, forgets the vCPU's object before interrupts are enabled
-    /// again, and then unpins the page and frees the object.
+    /// C calls `perfctr_core_unregister`, and forgets the vCPU's object before interrupts are
+    /// enabled again. Then it unpins the page and frees the object.
     fn perfctr_glue_unregister();
     /// Allows or forbids a domain to count; returns 0 or a negative error number.
     fn perfctr_glue_set_policy(wanted: *const HvDomain) -> c_int;
@@ -843,7 +853,7 @@ unsafe extern "C" {
     fn perfctr_glue_profile_start(profile: *const HvProfile) -> c_int;
     /// Calls `perfctr_core_take_samples` with the ring of physical CPU `cpu`, if it has one.
     ///
-    /// It returns 0 or a negative error number.
+    /// Returns 0 or a negative error number.
     fn perfctr_glue_profile_read(cpu: u32, samples: *mut HvSamples) -> c_int;
     /// Ends sampling; returns 0 or a negative error number.
     fn perfctr_glue_profile_stop() -> c_int;
@@ -851,7 +861,7 @@ unsafe extern "C" {
     fn perfctr_glue_accounts_start(accounting: *const HvAccounting) -> c_int;
     /// Calls `perfctr_core_add_account` for each vCPU, in the order of domains and vCPUs.
     ///
-    /// It returns 0 or a negative error number.
+    /// Returns 0 or a negative error number.
     fn perfctr_glue_accounts_read(answer: *mut HvAccounts) -> c_int;
     /// Ends the accounting; returns 0 or a negative error number.
     fn perfctr_glue_accounts_stop() -> c_int;
@@ -864,6 +874,6 @@ fn from_return(value: c_int) -> Result<(), Errno> {
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Never linked: the build refuses an object that refers to panicking code.
+    // No linked object has this: the build refuses an object that refers to panicking code.
     loop {}
 }

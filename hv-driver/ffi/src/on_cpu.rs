@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The physical CPU that executes this, and the promise that it goes on to do so.
+//! The physical CPU that executes this, and the promise that the code does not leave it.
 #![expect(unsafe_code, reason = "C owns the objects of physical CPUs")]
 
 use core::arch::asm;
@@ -15,14 +15,14 @@ use crate::x86::{Registers, X86Pmu};
 
 /// A physical CPU as C holds it.
 ///
-/// Every reference to it is shared: an NMI may come while the core has its [`Pcpu`].
+/// Every reference to this is shared, because an NMI may come while the core uses the [`Pcpu`].
 pub struct CpuObject {
     driver: *const Driver,
     number: u32,
     expected: ExpectedInterrupts,
-    /// Expected interrupts of the counter with which the host samples itself.
+    /// The expected interrupts of the counter by which the host samples itself.
     host_expected: ExpectedInterrupts,
-    /// Reached through an [`OnCpu`] only.
+    /// Only an [`OnCpu`] gives access to this.
     pcpu: UnsafeCell<Pcpu>,
 }
 
@@ -34,18 +34,18 @@ impl CpuObject {
     }
 
     fn driver(&self) -> &Driver {
-        // SAFETY: `perfctr_core_cpu_init` has been given the driver's one object, which is static
-        // memory of C's that nobody writes to any more.
+        // SAFETY: C has passed `perfctr_core_cpu_init` the driver's one object. It is static memory
+        // of C's, to which nobody writes any more.
         unsafe { &*self.driver }
     }
 
-    /// See [`ExpectedInterrupts::explains_beside_entry`].  May be called at any moment.
+    /// See [`ExpectedInterrupts::explains_beside_entry`].  An NMI may call this at any moment.
     pub(crate) fn explains_nmi(&self, is_masked: bool) -> bool {
         self.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
     }
 
-    /// See [`Driver::sample`].  Returns whose an NMI is that has just come here; see [`Nmi::of`].
-    /// May be called at any moment once the CPU has come up.
+    /// See [`Driver::sample`].  Returns whose the NMI is that has just come here; see [`Nmi::of`].
+    /// An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn sample(
         &self,
         is_masked: bool,
@@ -63,21 +63,21 @@ impl CpuObject {
         Nmi::of(hosts, guests, is_masked, caps)
     }
 
-    /// See [`Driver::close_gate`].  May be called at any moment once the CPU has come up.
+    /// See [`Driver::close_gate`].  An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn close_gate(&self) {
         self.driver().close_gate(&X86Pmu { expected: &self.expected });
     }
 }
 
-/// The right to use a physical CPU: interrupts are disabled, so that nobody else executes here and
-/// this is not moved elsewhere, and nobody else has the right.
+/// The right to use a physical CPU. Interrupts are disabled, so no other code executes on that CPU,
+/// and this code does not migrate. Nobody else has the right.
 ///
-/// It is made where C calls an entry that says so in its `# Safety`, or by
-/// [`without_interrupts`], and it cannot leave this CPU.
+/// An entry whose `# Safety` demands this makes the right, or [`without_interrupts`] does. The
+/// right cannot leave this CPU.
 pub(crate) struct OnCpu<'a> {
     cpu: &'a CpuObject,
     pmu: X86Pmu<'a>,
-    /// Neither `Send` nor `Sync`.
+    /// Makes this neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
 
@@ -87,7 +87,7 @@ impl<'a> OnCpu<'a> {
     /// # Safety
     ///
     /// `cpu` is the object of the physical CPU that executes this, interrupts are disabled while
-    /// the result lives, and there is no other one.
+    /// the result lives, and nobody else has such a right.
     #[inline(always)]
     pub(crate) const unsafe fn new(cpu: &'a CpuObject) -> Self {
         Self { cpu, pmu: X86Pmu { expected: &cpu.expected }, here: PhantomData }
@@ -101,8 +101,8 @@ impl<'a> OnCpu<'a> {
     /// Returns the CPU for the core.
     #[inline(always)]
     pub(crate) fn cpu(&mut self) -> ThisCpu<'_, X86Pmu<'a>> {
-        // SAFETY: whoever has the only right to use this CPU has lent it for as long as the result
-        // lives, and an NMI looks at `expected` alone.
+        // SAFETY: this is the only right to use the CPU, and it stays borrowed for as long as the
+        // result lives. An NMI uses only `expected`.
         let pcpu = unsafe { &mut *self.cpu.pcpu.get() };
         let (driver, number) = (self.cpu.driver(), self.cpu.number);
         ThisCpu { driver, pcpu, pmu: &self.pmu, number }
@@ -116,15 +116,16 @@ const RFLAGS_IF: u64 = 1 << 9;
 #[inline(always)]
 pub(crate) fn without_interrupts<R>(work: impl FnOnce(&mut OnCpu<'_>) -> R) -> R {
     let flags: u64;
-    // SAFETY: in ring 0 this pushes and pops one word of the stack, and clears one flag; the object
+    // SAFETY: in ring 0 this pushes and pops one word of the stack, and clears one flag. The object
     // is compiled without a red zone.
     unsafe { asm!("pushfq", "pop {}", "cli", out(reg) flags) };
-    // SAFETY: interrupts are disabled until `work` has returned, and the reference is not used
-    // afterwards.  The object is this CPU's; it is in C's static memory.  No entry that was given
-    // the right to use it is under way here: hypercalls are served with interrupts enabled.
+    // SAFETY: interrupts are disabled until `work` has returned, and nobody uses the reference
+    // after that.  The object is this CPU's, in C's static memory.  No entry with the right to use
+    // this CPU is under way here, because hypercalls are served with interrupts enabled.
     let result = work(&mut unsafe { OnCpu::new(&*perfctr_glue_cpu()) });
     if flags & RFLAGS_IF != 0 {
-        // SAFETY: interrupts were enabled when this was called, so this restores their state.
+        // SAFETY: interrupts were enabled when this function was called, so this restores their
+        // state.
         unsafe { asm!("sti") };
     }
     result

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Exports to C the decision whose the counters are.
+//! Exports to C the decision who has the counters.
 
 use core::ffi::c_int;
 
@@ -9,13 +9,13 @@ use shared_abi::Errno;
 
 use crate::from_return;
 
-/// What the core has the host do.
+/// A step that the core has the host do.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum HostStep {
     /// Reserve all counters; returns 1, or 0 if somebody else has one.
     Reserve,
-    /// Give up what is reserved.
+    /// Give up the reserved counters.
     Release,
     /// Return 1 if the hard-lockup watchdog is switched on, or 0.
     WatchdogIsOn,
@@ -25,7 +25,7 @@ pub enum HostStep {
     WatchdogOff,
     /// Have every CPU count for guests; returns 0 or a negative error number.
     TakeCpus,
-    /// Have every CPU be as it was.
+    /// Return every CPU to its former state.
     GiveCpusBack,
     /// Log that no guest can count, because perf has the counters.
     LogPerfHasCounters,
@@ -40,17 +40,17 @@ pub enum HostStep {
 }
 
 unsafe extern "C" {
-    /// Does one step, and returns what the step says, or 0.  It may sleep.
+    /// Does one step, and returns the result that the step names, or 0.  It may sleep.
     fn perfctr_glue_host_step(step: HostStep) -> c_int;
 }
 
 /// The kernel of the host.
 struct Linux;
 
-/// Has the glue carry out a step, and returns what the step says.
+/// Makes the glue carry out a step, and returns the step's result.
 fn carry_out(step: HostStep) -> c_int {
-    // SAFETY: each step is the glue's own work.  It touches nothing that the core has, and it calls
-    // none of the core's entries about reservations.
+    // SAFETY: each step is the glue's own work.  It touches nothing that belongs to the core, and
+    // calls none of the core's entries about reservations.
     unsafe { perfctr_glue_host_step(step) }
 }
 
@@ -96,7 +96,7 @@ pub extern "C" fn perfctr_core_settle(reservation: &mut Reservation, needed: boo
     reservation.settle(needed, now_ns, &mut Linux);
 }
 
-/// Returns 0 if the driver has the counters, or the error that a vCPU gets that needs them.
+/// Returns 0 if the driver has the counters, or the error for a vCPU that needs them.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_reservation_state(reservation: &Reservation) -> c_int {
     reservation.state().map_or_else(Errno::to_return, |()| 0)

@@ -21,8 +21,8 @@ impl Counters for Registers {
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: RDPMC faults for a counter that does not exist, and changes nothing else.  The
-        // core passes indices of slots that CPUID has announced, and each of those counters was
-        // read and written where a fault is caught when this CPU came up.
+        // core passes indices of slots that CPUID has announced. When this CPU came up, the core
+        // read and wrote each of these counters where C catches a fault.
         unsafe {
             asm!("rdpmc", in("ecx") index, out("rax") low, out("rdx") high,
                  options(nostack, preserves_flags));
@@ -33,7 +33,7 @@ impl Counters for Registers {
     #[inline(always)]
     fn clock(&self) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: ring 0 may always execute RDTSC, and it writes nothing but these two registers.
+        // SAFETY: ring 0 may always execute RDTSC, which writes only these two registers.
         unsafe {
             asm!("rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags));
         }
@@ -41,7 +41,7 @@ impl Counters for Registers {
     }
 }
 
-/// The PMU of the CPU that executes this; it can only be made from an `OnCpu`.
+/// The PMU of the CPU that executes this. It can only be made from an `OnCpu`.
 #[derive(Debug)]
 pub(crate) struct X86Pmu<'a> {
     pub(crate) expected: &'a ExpectedInterrupts,
@@ -64,7 +64,7 @@ impl Pmu for X86Pmu<'_> {
     fn read_register(&self, msr: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: RDMSR faults for a register that does not exist, and changes nothing.  The core
-        // reads registers of the PMU that CPUID has announced, which were tried when this CPU came
+        // reads registers of the PMU that CPUID has announced, and it tried them when this CPU came
         // up.
         unsafe {
             asm!("rdmsr", in("ecx") msr, out("rax") low, out("rdx") high,
@@ -75,9 +75,9 @@ impl Pmu for X86Pmu<'_> {
 
     #[inline(always)]
     fn write_register(&self, msr: u32, value: u64) {
-        // SAFETY: the core writes registers of the PMU that were tried when this CPU came up, and
-        // of an event select only bits that `Config::new` lets a guest set.  None of them makes the
-        // PMU write to memory: the one that would, PEBS, it only ever clears.
+        // SAFETY: the core writes registers of the PMU that it tried when this CPU came up, and in
+        // an event select only bits that `Config::new` lets a guest set.  None of these registers
+        // makes the PMU write to memory: PEBS would, but the core only ever clears its register.
         unsafe {
             asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
                  options(nostack, preserves_flags));
@@ -86,8 +86,9 @@ impl Pmu for X86Pmu<'_> {
 
     #[inline(always)]
     fn load_at_switch(&self, inside: u64, outside: u64) {
-        // SAFETY: C notes two numbers for the vCPU that is current here.  The hardware loads them
-        // into the register that enables counters, whose bits are those of the driver's counters.
+        // SAFETY: C keeps two numbers for the vCPU that is current here.  The hardware loads them
+        // into the register that enables counters, and their bits are those of the driver's
+        // counters.
         unsafe { perfctr_glue_load_at_switch(inside, outside) }
     }
 
@@ -102,16 +103,16 @@ impl Probe for X86Pmu<'_> {
     }
 
     fn try_write_register(&self, msr: u32, value: u64) -> bool {
-        // SAFETY: C catches the fault of a register that does not exist.  The core tries registers
-        // of the PMU only, with values that let nothing count beyond user mode.
+        // SAFETY: C catches the fault of a register that does not exist.  The core tries only
+        // registers of the PMU, with values that let nothing count beyond user mode.
         unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }
 }
 
 fn try_rdmsr(msr: u32) -> Option<u64> {
     let mut value = 0;
-    // SAFETY: C catches the fault of a register that does not exist; it writes to `value` only,
-    // which lives until it returns.
+    // SAFETY: C catches the fault of a register that does not exist. It writes only to `value`,
+    // which lives until C returns.
     unsafe { perfctr_glue_try_rdmsr(msr, &raw mut value) }.then_some(value)
 }
 
@@ -120,7 +121,7 @@ const IA32_MISC_ENABLE: u32 = 0x1a0;
 const IA32_PERF_CAPABILITIES: u32 = 0x345;
 const TSX_FORCE_ABORT: u32 = 0x10f;
 
-/// Returns what the CPU that executes this says of itself.
+/// Returns what the CPU that executes this says about itself.
 pub(crate) fn cpuid() -> Identity {
     let (vendor, model) = (__cpuid(0), __cpuid(1));
     let extended = __cpuid(0x8000_0000).eax;
@@ -143,7 +144,7 @@ pub(crate) fn cpuid() -> Identity {
     if vendor.eax >= 0x1a {
         all.core_type = __cpuid(0x1a).eax;
     }
-    // Sub-leaf 0 says which others there are.
+    // Sub-leaf 0 says which other sub-leaves there are.
     if vendor.eax >= 0x23 && __cpuid_count(0x23, 0).eax & 1 << 1 != 0 {
         let leaf = __cpuid_count(0x23, 1);
         all.perfmon_masks = [leaf.eax, leaf.ebx];
@@ -158,7 +159,7 @@ pub(crate) fn cpuid() -> Identity {
     all
 }
 
-/// Reads a register; it returns 0 if there is no such register.
+/// Reads a register, and returns 0 if there is no such register.
 fn register(msr: u32) -> u64 {
     try_rdmsr(msr).unwrap_or(0)
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What differs between the releases of Linux that hooks/anchors.toml names, and
- * nothing else. Where there is a choice, older kernels get what the newest have.
+ * This file has only the differences between the releases of Linux that
+ * hooks/anchors.toml names. Where there is a choice, older kernels get what the
+ * newest have.
  */
 #ifndef PERFCTR_COMPAT_H
 #define PERFCTR_COMPAT_H
@@ -16,9 +17,9 @@
 #endif
 
 /*
- * What the machine's sleep calls back with. The guest's module has the same
- * lines in its own compat.h: each of the two is built from sources that lack the
- * other's, and a file for both would go into Xen as well.
+ * The arguments of the callbacks around the machine's sleep. The guest's module
+ * has the same lines in its own compat.h: each of the two is built from sources
+ * without the other's, and a common file would go into Xen as well.
  */
 #ifdef PERFCTR_HAS_SYSCORE
 #define PERFCTR_SYSCORE_ARGS void *unused
@@ -46,8 +47,8 @@ static inline void unregister_syscore(struct syscore *syscore)
 #endif
 
 /*
- * Later releases export KVM's functions to its own modules only. Their build
- * looks for the name of the older macro, so that is put together here.
+ * Later releases export KVM's functions only to its own modules. Their build
+ * looks for the name of the older macro, so this puts that name together.
  */
 #ifndef EXPORT_SYMBOL_FOR_KVM_INTERNAL
 #define PERFCTR_PASTE(one, other) one##other
@@ -55,7 +56,7 @@ static inline void unregister_syscore(struct syscore *syscore)
 	PERFCTR_PASTE(EXPORT_SYMBOL_, GPL)(symbol)
 #endif
 
-/* The request that has a vCPU's intercepts set anew. */
+/* The request that makes a vCPU set its intercepts anew. */
 #ifndef KVM_REQ_RECALC_INTERCEPTS
 #define KVM_REQ_RECALC_INTERCEPTS KVM_REQ_MSR_FILTER_CHANGED
 #endif
@@ -66,7 +67,7 @@ static inline void unregister_syscore(struct syscore *syscore)
 #define perfctr_switch_msr add_atomic_switch_msr
 #else
 #define perfctr_kvm_intercepts_rdpmc(vcpu) true
-/* VMX loads one value when it enters the guest, and the other one afterwards. */
+/* VMX loads `inside` when it enters the guest, and `outside` afterwards. */
 #define perfctr_switch_msr(vmx, msr, inside, outside) \
 	add_atomic_switch_msr(vmx, msr, inside, outside, false)
 #endif

@@ -23,7 +23,7 @@ struct perfctr_core_driver *perfctr_driver(void)
 
 DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
-/* The statistics of CPUs that have gone. */
+/* The statistics of CPUs that have gone down. */
 static DEFINE_RAW_SPINLOCK(perfctr_departed_lock);
 static struct perfctr_hv_stats perfctr_departed;
 
@@ -95,11 +95,14 @@ static void go_down(void)
 }
 
 /*
- * No vCPU executes on a CPU that comes up before this. When a CPU goes down, the
- * scheduler already sends away each thread that it comes to there, but waits for
- * the last one only after this: no state that a module can have is later. So a
- * vCPU may still be switched in here, though its thread hardly gets as far as the
- * guest. It counts nothing then until the guest's module loads its events again.
+ * No vCPU executes on a CPU that comes up before this has returned.
+ *
+ * When a CPU goes down, the scheduler moves each thread that it picks there to
+ * another CPU before this is called, but it waits for the last thread only
+ * afterwards. A module cannot have a later state. So a vCPU may still be
+ * switched in here, though its thread hardly gets as far as the guest. Then it
+ * counts nothing until the guest's module loads its events again.
+ *
  * Whatever the CPU says, the driver stays on.
  */
 static int perfctr_cpu_online(unsigned int cpu)
@@ -129,7 +132,10 @@ static int perfctr_cpu_offline(unsigned int cpu)
 	return 0;
 }
 
-/* Executes on the boot CPU, which does not go offline when the machine sleeps. */
+/*
+ * The boot CPU executes this, which does not go offline when the machine
+ * sleeps.
+ */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
 	go_down();
@@ -185,8 +191,9 @@ int perfctr_take_cpus(void)
 
 	cpus_read_lock();
 	/*
-	 * First, so that no VMX guest that is left on a CPU that is already taken
-	 * has perf's value in the register that enables counters.
+	 * This comes first. Otherwise a VMX guest that is left on a CPU that is
+	 * already taken could have perf's value in the register that enables
+	 * counters.
 	 */
 	WRITE_ONCE(perfctr_taken, ++times);
 	on_each_cpu(take_here, &failed, 1);
@@ -230,7 +237,7 @@ void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
 	on_each_cpu(add_stats, &sum, 1);
 }
 
-/* Prints a structure's numbers, in their order. */
+/* Prints the numbers in a structure, in their order. */
 static int emit(char *text, const void *structure, size_t bytes)
 {
 	const u64 *number = structure;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* The hypercall: the core decides, and calls back for what KVM has to do. */
+/* The hypercall: the core decides, and calls back for KVM's part of it. */
 
 #include <linux/kvm_host.h>
 
@@ -7,7 +7,7 @@
 
 #include "private.h"
 
-/* The caller's argument, for the copying functions. */
+/* The caller's argument for the copying functions. */
 struct perfctr_caller {
 	struct kvm_vcpu *vcpu;
 	u64 address;
@@ -103,8 +103,9 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 	if (!perfctr_on)
 		return -ENODEV;
 	/*
-	 * A nested guest's hypercall is refused: its page would be its host's. So
-	 * is one of a guest whose registers and memory the host cannot read.
+	 * A nested guest's hypercall is refused, since its page would be in the
+	 * memory of the nested guest's host. A hypercall is also refused if the
+	 * host cannot read the guest's registers and memory.
 	 */
 	if (is_guest_mode(vcpu) || vcpu->arch.guest_state_protected)
 		return -EPERM;
@@ -112,7 +113,10 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 				      length);
 }
 
-/* No counter is kept for the host itself, so the core does not call these. */
+/*
+ * On KVM no counter is kept for the host itself, so the core does not call
+ * these.
+ */
 int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile)
 {
 	return -EOPNOTSUPP;

@@ -9,12 +9,12 @@
 
 #include "x86.h"
 
-/* It needs what the former declares, up to Linux 6.12 at least. */
+/* Up to Linux 6.12 at least, pmu.h needs declarations of x86.h. */
 #include "pmu.h"
 
 #include "private.h"
 
-/* The core parses its value. */
+/* The core parses the option's value. */
 static char *perfctr_option = "off";
 module_param_named(perfctr, perfctr_option, charp, 0444);
 
@@ -33,7 +33,7 @@ static int parse(struct perfctr_options *options)
 /* Starts the driver, or logs why it stays off. */
 static int start(const struct perfctr_options *options)
 {
-	/* Linux' perf may use the counters that several cores share. */
+	/* The counters that several cores share stay with Linux' perf. */
 	const struct perfctr_host_facts host = { .ticks_per_ms = tsc_khz };
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
@@ -88,7 +88,7 @@ void perfctr_init(void)
 		options.measure_cost ? ", measuring its own cost" : "");
 }
 
-/* Called when no machine is left. */
+/* KVM calls this when no machine is left. */
 void perfctr_exit(void)
 {
 	if (!perfctr_on)

@@ -24,8 +24,8 @@ struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
 }
 
 /*
- * The guest needs a 64-bit kernel, a time-stamp counter that the hardware gives,
- * and a local APIC in this kernel, by which it is interrupted.
+ * The guest needs a 64-bit kernel and a time-stamp counter that the hardware
+ * provides. It also needs a local APIC in this kernel, which interrupts it.
  */
 bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
 {
@@ -43,8 +43,8 @@ bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
 }
 
 /*
- * Accepts only memory that the guest may write to itself. KVM has memory of its
- * own among the guest's, such as VMX's page for accesses to the local APIC.
+ * Accepts only memory to which the guest itself may write. KVM has memory of
+ * its own among the guest's, such as VMX's page for accesses to the local APIC.
  */
 static int pin(struct kvm *kvm, gfn_t gfn, struct page **page)
 {
@@ -61,9 +61,9 @@ static int pin(struct kvm *kvm, gfn_t gfn, struct page **page)
 }
 
 /*
- * A guest decides which of its pages is pinned, and when. So each is memory that
- * the machine's process has locked: it is counted there, and RLIMIT_MEMLOCK
- * bounds it. A vCPU has one page at most.
+ * A guest decides which of its pages is pinned, and when. So each such page
+ * counts as memory that the machine's process has locked, and RLIMIT_MEMLOCK
+ * limits it. A vCPU has one page at most.
  */
 static int pin_accounted(struct kvm *kvm, gfn_t gfn, struct page **page)
 {
@@ -149,7 +149,7 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 	perfctr_update_rdpmc(vcpu);
 }
 
-/* During a live migration, a page that was written has to be copied again. */
+/* During a live migration, the page has to be copied again after a write. */
 void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p)
 {
 	int idx = srcu_read_lock(&vcpu->kvm->srcu);
@@ -166,8 +166,9 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
 }
 
 /*
- * The vCPU is reset or was restored. Its page is another kernel's memory by now,
- * or says what the guest is to go on from. So nothing is written there.
+ * The vCPU is reset or was restored. By now its page is another kernel's
+ * memory, or says what the guest has to go on from. So nothing is written to
+ * it.
  */
 void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 {
@@ -181,7 +182,7 @@ void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 	perfctr_update_rdpmc(vcpu);
 }
 
-/* Guests must not read what the host counts with the same counters. */
+/* Guests must not read the host's counts, which are in the same counters. */
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
 {
 	const struct perfctr_vcpu *p = vcpu->arch.perfctr;

@@ -10,39 +10,52 @@
 
 struct kvm_vcpu;
 
-/* Called when the module is loaded, also if the driver stays off, and unloaded. */
+/*
+ * KVM's module calls these when it is loaded, even if the driver stays off, and
+ * when it is unloaded.
+ */
 void perfctr_init(void);
 void perfctr_exit(void);
 
 /*
- * Called when the vCPU's thread starts to execute on this physical CPU, before it
- * enters the guest, and when it stops. The guest may be entered often, or never.
+ * KVM calls these when the vCPU's thread starts to execute on this physical
+ * CPU, before it enters the guest, and when it stops. In between, the thread
+ * may enter the guest often, or never.
  */
 void perfctr_vcpu_load(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_enter(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu);
 
-/* Called before VMRUN enters the guest at this CPL, with interrupts disabled. */
+/*
+ * KVM calls this before VMRUN enters the guest at this CPL, with interrupts
+ * disabled.
+ */
 void perfctr_svm_enter(struct kvm_vcpu *vcpu, u8 cpl);
 
-/* Called when the VMM has set the local APIC's registers, to reset or restore. */
+/*
+ * KVM calls this when the VMM has set the local APIC's registers, to reset or
+ * restore the vCPU.
+ */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu);
 
-/* Called when the vCPU will not execute again. */
+/* KVM calls this when the vCPU will not execute again. */
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu);
 
-/* Serves the vCPU's hypercall; returns 0 or a negative error number. */
+/* Serves the vCPU's hypercall. Returns 0 or a negative error number. */
 int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length);
 
 /* Returns whether RDPMC has to exit from the vCPU. */
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu);
-/* Reads the counter for a vCPU's RDPMC; false if that has to raise #GP. */
+/*
+ * Reads the counter for a vCPU's RDPMC. Returns false if the RDPMC has to raise
+ * #GP.
+ */
 bool perfctr_rdpmc(struct kvm_vcpu *vcpu);
 
 /*
- * Gives the values of IA32_PERF_GLOBAL_CTRL in the vCPU's guest and after it,
- * which are equal if the register need not change. Returns false while the driver
- * does not have the PMU.
+ * Stores the values of IA32_PERF_GLOBAL_CTRL in the vCPU's guest and after it.
+ * They are equal if the register need not change. Returns false while the
+ * driver does not have the PMU.
  */
 bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Which machines may count, and who may change that. */
+/* Decides which machines may count, and who may change that. */
 
 #include <linux/kobject.h>
 #include <linux/kvm_host.h>
@@ -37,7 +37,7 @@ const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
 	return perfctr_core_of_machine(kvm_get_running_vcpu()->kvm);
 }
 
-/* A vCPU that executes may stay for a long time, so it is stopped by an IPI. */
+/* A vCPU may go on executing for a long time, so an IPI stops it. */
 static void revoke_here(void *data)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
@@ -46,15 +46,15 @@ static void revoke_here(void *data)
 	if (!vcpu || vcpu->kvm != data)
 		return;
 	p = vcpu->arch.perfctr;
-	/* A vCPU that is not switched in now is stopped when it is. */
+	/* A vCPU that is not switched in now stops at its next switch. */
 	if (p && p->in &&
 	    perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p),
 				perfctr_core_of_machine(vcpu->kvm), false))
-		/* The interrupt has the guest's module look at its page. */
+		/* The interrupt makes the guest's module look at its page. */
 		perfctr_notify(vcpu);
 }
 
-/* Has a guest that was restored before it was allowed try again. */
+/* Tells a guest to try again, if it was restored before it was allowed. */
 static void tell(struct kvm *kvm)
 {
 	struct kvm_vcpu *vcpu;
@@ -73,18 +73,20 @@ static void set_policy(struct kvm *kvm, const struct perfctr_hv_domain *wanted)
 	perfctr_policy_change change = perfctr_core_set_policy(
 		perfctr_driver(), perfctr_core_of_machine(kvm), false, wanted);
 
-	/* A load that saw the old policy has ended when this interrupt arrives. */
+	/*
+	 * Any load that saw the old policy has finished when this IPI arrives.
+	 */
 	if (change == PERFCTR_POLICY_CHANGE_REVOKE)
 		on_each_cpu(revoke_here, kvm, 1);
 	else if (change == PERFCTR_POLICY_CHANGE_TELL)
 		tell(kvm);
-	/* Has the intercepts of RDPMC set anew. */
+	/* This makes each vCPU set its intercept of RDPMC anew. */
 	kvm_make_all_cpus_request(kvm, KVM_REQ_RECALC_INTERCEPTS);
 }
 
 /*
- * A machine is named by the process that made it. That has to exist still, since
- * a later process may have the same number.
+ * A machine is named by the process that made it. The process must still exist,
+ * since a later process may have the same number.
  */
 static struct mm_struct *memory_of(u32 pid)
 {
@@ -145,8 +147,8 @@ static const struct kernel_param_ops perfctr_allow_ops = { .set = allow };
 static const struct kernel_param_ops perfctr_forbid_ops = { .set = forbid };
 
 /*
- * Allows all machines that a process has made, whose number is written. The most
- * counters and the most overflows in a millisecond may follow, 0 for no limit.
+ * Writing a process' number allows all machines that it has made. Two limits
+ * may follow, 0 for none: of counters, and of overflows in a millisecond.
  */
 module_param_cb(perfctr_allow, &perfctr_allow_ops, NULL, 0200);
 module_param_cb(perfctr_forbid, &perfctr_forbid_ops, NULL, 0200);
@@ -164,8 +166,8 @@ void perfctr_glue_list_domains(struct perfctr_hv_domains *answer)
 }
 
 /*
- * A host has more machines than a page of text has room for. So the file is not
- * text: whoever reads a structure at an offset gets the machines of processes
+ * A host has more machines than fit into a page of text. So the file is not
+ * text: a read of a structure at an offset returns the machines of processes
  * from that number on.
  */
 static ssize_t read_machines(struct file *file, struct kobject *unused,

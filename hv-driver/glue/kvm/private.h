@@ -12,16 +12,16 @@
 #include "perfctr_core.h"
 #include "perfctr.h"
 
-/* A vCPU with a registered page; reached by vcpu->arch.perfctr. */
+/* A vCPU with a registered page. vcpu->arch.perfctr points to it. */
 struct perfctr_vcpu {
-	struct page *page; /* the guest's, pinned */
+	struct page *page; /* the guest's page, pinned */
 	gfn_t gfn;
-	bool in; /* switched in; that happens at its first entry after a load */
+	bool in; /* switched in, at its first entry after a load */
 	bool needs; /* it needs the counters */
 	u64 taken; /* perfctr_taken when it got the counters, or 0 */
-	/* KVM's two numbers when the core was last given the guest's clock. */
+	/* KVM's two values when the core was last given the guest's clock. */
 	u64 tsc_offset, tsc_ratio;
-	/* What VMX loads into the register that enables counters. */
+	/* The values that VMX loads into the register that enables counters. */
 	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
 };
@@ -31,28 +31,34 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 	return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* Sends the PMU's interrupt, by the guest's own entry for it in the APIC. */
+/* Sends the PMU's interrupt, by the guest's entry for it in its own APIC. */
 static inline void perfctr_notify(struct kvm_vcpu *vcpu)
 {
 	kvm_make_request(KVM_REQ_PMI, vcpu);
 }
 
-/* cpu.c: this is set once; the driver does nothing while it is false. */
+/* cpu.c: this is set once. The driver does nothing while it is false. */
 extern bool perfctr_on;
-/* This is set before: the core is called at each entry to a guest of SVM. */
+/* Set before perfctr_on: the core is called at each entry to a guest of SVM. */
 extern bool perfctr_counts_entries;
 struct perfctr_core_driver *perfctr_driver(void);
-/* Allows CPUs to be taken from then on, also those that come up later. */
+/* From this call on CPUs may be taken, also those that come up later. */
 int perfctr_start_cpus(void);
 void perfctr_stop_cpus(void);
-/* How often all CPUs' counters have been taken; 0 while they are the host's. */
+/* How often all CPUs' counters were taken, or 0 while the host has them. */
 extern u64 perfctr_taken;
 int perfctr_take_cpus(void);
 void perfctr_give_cpus_back(void);
 
-/* A physical CPU. It is in this header so that switches reach it without a call. */
+/*
+ * A physical CPU. It is in this header so that switches need no call to find
+ * it.
+ */
 struct perfctr_pcpu {
-	/* The PMU interrupts by NMI; this is the APIC's entry as it was before. */
+	/*
+	 * Whether the PMU interrupts by NMI, and the APIC's entry as it was
+	 * before.
+	 */
 	bool interrupts;
 	u32 lvtpc;
 	u64 core[PERFCTR_CPU_BYTES / sizeof(u64)];
@@ -89,17 +95,20 @@ perfctr_core_of_machine(const struct kvm *kvm)
 }
 
 /*
- * reserve.c: begin and end a vCPU's demand for the counters. Getting them may wait. A vCPU
- * that was switched in has to be switched in anew after that.
+ * reserve.c: begin and end a vCPU's demand for the counters. Getting them may
+ * wait. A vCPU that was switched in has to be switched in anew afterwards.
  */
 int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p);
 void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p);
-/* Returns when the counters are the driver's if they are needed, or the host's. */
+/*
+ * Returns when the driver has the counters if they are needed, or else the
+ * host.
+ */
 void perfctr_settle_counters(void);
 /* Gives the counters back when no machine is left. */
 void perfctr_stop_counters(void);
 
-/* Returns whether the counters have been the driver's since the vCPU got them. */
+/* Returns whether the driver has kept the counters since the vCPU got them. */
 static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
 {
 	u64 taken = READ_ONCE(perfctr_taken);
@@ -109,7 +118,7 @@ static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
 
 /* policy.c: returns whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
-/* Returns a number that differs after a restoration or a new permission. */
+/* Returns a number that changes by a restoration and by a new permission. */
 u64 perfctr_machine(struct kvm *kvm);
 /* Makes and removes the file in which the host's administrator sees machines. */
 int perfctr_show_machines(void);
@@ -123,10 +132,10 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 void perfctr_page_unregister(struct kvm_vcpu *vcpu);
 void perfctr_page_abandon(struct kvm_vcpu *vcpu);
 void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p);
-/* Has the intercept of RDPMC set anew before the vCPU goes on. */
+/* Makes the vCPU set its intercept of RDPMC anew before it goes on. */
 void perfctr_update_rdpmc(struct kvm_vcpu *vcpu);
 
-/* switch.c: switches the vCPU in now, if that is not done yet. */
+/* switch.c: switches the vCPU in now, unless that is done already. */
 void perfctr_switch_in(struct kvm_vcpu *vcpu);
 /* Begin and end the handling of the PMU's interrupt. */
 int perfctr_take_interrupt(void);

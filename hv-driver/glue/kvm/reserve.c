@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /*
  * Carries out what the core decides about the host's counters (src/reserve.rs):
- * they are the driver's while a guest needs them, and otherwise the host's.
+ * the driver has them while a guest needs them, and otherwise the host.
  *
- * Whoever holds one of these may wait for a later one, and never for an earlier
- * one:
+ * Whoever holds one of these may wait for one with a higher number, and never
+ * for one with a lower number:
  * 1. a vCPU's mutex, or the mutex of KVM's module parameters
  * 2. the worker of settle()
  * 3. perfctr_reserve_lock
@@ -13,7 +13,7 @@
  * 5. a machine's slots_lock, which others take while they hold kvm_lock
  * 6. the end of all sections of that machine's SRCU
  * So nobody who is in such a section waits for any of the others. A CPU that
- * comes up or goes down takes perfctr_departed_lock only.
+ * comes up or goes down takes only perfctr_departed_lock.
  */
 
 #define pr_fmt(fmt) "perfctr: " fmt
@@ -29,10 +29,10 @@
 
 #include "private.h"
 
-/* The kernel has no other way for modules to switch its watchdog. */
+/* Modules have no other way to switch the kernel's watchdog on and off. */
 #define PERFCTR_WATCHDOG "/proc/sys/kernel/nmi_watchdog"
 
-/* Protects this object, and the decision who has the counters. */
+/* Protects the reservation, and the decision who has the counters. */
 static DEFINE_MUTEX(perfctr_reserve_lock);
 static u64 perfctr_reservation[PERFCTR_RESERVATION_BYTES / sizeof(u64)];
 static DEFINE_RATELIMIT_STATE(perfctr_busy_log, 60 * HZ, 1);
@@ -187,7 +187,7 @@ static bool is_needed(void)
 	return needed;
 }
 
-/* Executes in a worker, which may open the watchdog's file for any caller. */
+/* A worker executes this. It may open the watchdog's file for any caller. */
 static void settle(struct work_struct *unused)
 {
 	mutex_lock(&perfctr_reserve_lock);
@@ -196,9 +196,9 @@ static void settle(struct work_struct *unused)
 }
 
 /*
- * There are two works that do the same, because delaying a shared one would also
- * delay a caller who waits for it. No CPU is taken while the machine goes to
- * sleep, so the workqueue is one that is frozen then.
+ * Two works do the same, because delaying a shared one would also delay a
+ * caller who waits for it. No CPU is taken while the machine goes to sleep, so
+ * the works use a workqueue that is frozen during that time.
  */
 static DECLARE_WORK(perfctr_settle_now, settle);
 static DECLARE_DELAYED_WORK(perfctr_settle_later, settle);
@@ -216,8 +216,8 @@ void perfctr_stop_counters(void)
 }
 
 /*
- * The counters do not go while the vCPU needs them. Returns 0 if they are the
- * driver's, or an error; may_try says whether to settle then.
+ * After this the counters stay while the vCPU needs them. Returns 0 if the
+ * driver has them, or an error. Then may_try says whether to settle.
  */
 static int join(struct kvm *kvm, struct perfctr_vcpu *p, bool *may_try)
 {
@@ -235,8 +235,9 @@ static int join(struct kvm *kvm, struct perfctr_vcpu *p, bool *may_try)
 }
 
 /*
- * The worker may wait for kvm_lock, and its holder for slots_lock, under which
- * KVM waits until every vCPU has left its SRCU section. So this one leaves it.
+ * The worker may wait for kvm_lock, and that lock's holder for slots_lock,
+ * under which KVM waits until every vCPU has left its SRCU section. So this
+ * vCPU leaves its section.
  */
 int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 {
@@ -257,7 +258,7 @@ int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 
 /*
  * Ends the vCPU's demand. The counters are not given back at once, because
- * another vCPU, or this one with another page, may need them in a moment.
+ * another vCPU, or this one with another page, may soon need them.
  */
 void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p)
 {

@@ -11,7 +11,7 @@
 
 #include "private.h"
 
-/* The guest's registers are still those of where the counter overflowed. */
+/* The guest's registers are still as they were when the counter overflowed. */
 static void overflowed_here(struct kvm_vcpu *vcpu)
 {
 	struct perfctr_hv_place place = {
@@ -27,9 +27,9 @@ static void overflowed_here(struct kvm_vcpu *vcpu)
 }
 
 /*
- * For each request of the machine's process, a thread may load and leave the vCPU
- * without entering the guest. The driver does not switch the vCPU in then: its
- * page stays as it is, and is not reported as written to.
+ * For each request of the machine's process, a thread may load and put the vCPU
+ * without entering the guest. Then the driver does not switch the vCPU in, so
+ * its page stays as it is and is not reported as written.
  */
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 {
@@ -48,10 +48,10 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 }
 
 /*
- * Our module in a restored guest has to know before the guest executes anything,
- * even if the guest may not count here. The guest's local APIC shows whether
- * there is our module: another kernel may take an unexplained NMI for a hardware
- * fault.
+ * Our module in a restored guest has to know of the restoration before the
+ * guest executes anything, even if the guest may not count here. The guest's
+ * local APIC shows whether our module is there: another kernel may take an
+ * unexplained NMI for a hardware fault.
  */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 {
@@ -66,7 +66,7 @@ void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 		perfctr_notify(vcpu);
 }
 
-/* This is not inlined, because most vCPUs need it once. */
+/* This is not inlined, because most vCPUs need it only once. */
 static noinline void set_clock(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 {
 	struct perfctr_clock clock = perfctr_clock_of(vcpu);
@@ -161,9 +161,9 @@ void perfctr_vcpu_load(struct kvm_vcpu *vcpu)
 }
 
 /*
- * The PMU's interrupt is an NMI, which may come while the core works.  So the
- * work is done as soon as interrupts are enabled: they are between a guest's
- * exit and its next entry.
+ * The PMU's interrupt is an NMI, which may come while the core works. So the
+ * work waits until interrupts are enabled, as they are between a guest's exit
+ * and its next entry.
  */
 static void overflow(struct irq_work *unused)
 {
@@ -181,8 +181,8 @@ static void overflow(struct irq_work *unused)
 static DEFINE_PER_CPU(struct irq_work, perfctr_overflow);
 
 /*
- * Nobody else has the PMU, but other NMIs come, too: from faulty memory, from a
- * watchdog, from a button. Those are left to their own handlers.
+ * Nobody else uses the PMU, but there are other NMIs, from faulty memory, from
+ * a watchdog, or from a button. Those are left to their own handlers.
  */
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
@@ -222,7 +222,10 @@ int perfctr_take_interrupt(void)
 {
 	int cpu;
 
-	/* An initialiser would not do: modules' per-CPU data are not relocated. */
+	/*
+	 * An initialiser would not work, since modules' per-CPU data are not
+	 * relocated.
+	 */
 	for_each_possible_cpu(cpu)
 		*per_cpu_ptr(&perfctr_overflow, cpu) =
 			IRQ_WORK_INIT_HARD(overflow);

@@ -38,8 +38,9 @@ static bool add_domain(struct perfctr_hv_accounts *answer,
 }
 
 /*
- * Xen lists domains in the order of their numbers, without the idle domain. One
- * that has ended stays there as long as anybody has a reference to it.
+ * Xen lists domains in the order of their numbers, without the idle domain. A
+ * domain that has ended stays in the list as long as anybody has a reference to
+ * it.
  */
 static bool add_domains(struct perfctr_hv_accounts *answer)
 {

@@ -41,7 +41,7 @@ struct perfctr_pcpu {
     uint64_t core[PERFCTR_CPU_BYTES / sizeof(uint64_t)];
 };
 
-/* When a CPU goes down, Xen keeps this if the CPU is parked, or clears it. */
+/* When a CPU goes down, Xen keeps this if it parks the CPU, or clears it. */
 static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
 /* Whether the PMU interrupts by NMIs. */
@@ -75,7 +75,7 @@ void perfctr_account_current(const struct vcpu *v)
     local_irq_restore(flags);
 }
 
-/* The statistics of CPUs that have gone. */
+/* The statistics of CPUs that have gone down. */
 static DEFINE_SPINLOCK(departed_lock);
 static struct perfctr_hv_stats departed;
 
@@ -97,9 +97,9 @@ void perfctr_departed_stats(struct perfctr_hv_stats *stats)
 }
 
 /*
- * Prepares this CPU, whose registers may hold anything. Interrupts are disabled.
- * cpuid is NULL for the boot CPU when it comes back, since CPUID may give a
- * guest's view then.
+ * Prepares this CPU, whose registers may hold anything. Interrupts are
+ * disabled. cpuid is NULL for the boot CPU when it comes back, since CPUID may
+ * then give a guest's view.
  */
 static bool come_up(struct perfctr_pcpu *pcpu,
                     const struct perfctr_cpuid *cpuid)
@@ -192,7 +192,7 @@ bool __init perfctr_take_cpus(void)
     return all;
 }
 
-/* The local APIC masks its entry when it delivers, so it is unmasked here. */
+/* The local APIC masks its entry when it delivers. This unmasks the entry. */
 void perfctr_unmask_interrupt(void)
 {
     apic_write(APIC_LVTPC,
@@ -206,8 +206,8 @@ void perfctr_interrupt_by_nmi(bool by_nmi)
 }
 
 /*
- * The NMI may have interrupted another IPI. A self-IPI by shorthand writes only
- * one register, so it disturbs nothing.
+ * The NMI may have interrupted code that sends another IPI. A self-IPI by
+ * shorthand writes only one register, so it does not disturb that.
  */
 void perfctr_interrupt_again(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What HVM and PVH guests need: they have rings and a time-stamp counter of
- * their own, and RDPMC exits unless the vCPU has a page.
+ * The part for HVM and PVH guests. They have rings and a time-stamp counter of
+ * their own, and their RDPMC exits unless the vCPU has a page.
  */
 
 #include <xen/event.h>
@@ -31,8 +31,8 @@ static struct perfctr_clock clock_of(const struct vcpu *v)
 
 /*
  * Shadow paging is refused, since Xen may have shadowed the guest's page as a
- * page table. Nested virtualisation is refused, since a nested guest's RDPMC
- * would not exit either.
+ * page table. Nested virtualisation is refused, since RDPMC would not exit from
+ * a nested guest either.
  */
 static const char *why_not(const struct vcpu *curr)
 {
@@ -68,7 +68,7 @@ bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
     return true;
 }
 
-/* Called before v is switched in. */
+/* Xen calls this before v is switched in. */
 void perfctr_hvm_update_clock(const struct vcpu *v)
 {
     struct perfctr_clock clock = clock_of(v);
@@ -77,9 +77,9 @@ void perfctr_hvm_update_clock(const struct vcpu *v)
 }
 
 /*
- * This executes in a softirq, before the guest goes on. If it were done with
- * interrupts disabled, Xen would leave it to the idle vCPU to assert the guest's
- * interrupt: v would be switched out for that, and others might execute first.
+ * This executes in a softirq, before the guest goes on. With interrupts
+ * disabled, Xen would leave it to the idle vCPU to assert the guest's
+ * interrupt. For that v would be switched out, and others might execute first.
  */
 void cf_check perfctr_hvm_tell(void *v)
 {
@@ -87,15 +87,16 @@ void cf_check perfctr_hvm_tell(void *v)
 }
 
 /*
- * CR4.PCE keeps PV guests from RDPMC. HVM guests own their CR4, and at CPL 0 it
- * has no effect, so they could read other guests' events in the counters.
+ * CR4.PCE keeps PV guests from RDPMC. HVM guests own their CR4, and it has no
+ * effect at CPL 0, so without the intercept they could read other guests'
+ * counts.
  */
 bool perfctr_intercept_rdpmc(const struct vcpu *v)
 {
     return perfctr_on && !v->arch.perfctr;
 }
 
-/* Called when v has got or lost its page; v is current or does not execute. */
+/* Called when v has got or lost its page. v is current or does not execute. */
 void perfctr_hvm_update_intercept(struct vcpu *v)
 {
     if ( cpu_has_svm )
@@ -105,8 +106,8 @@ void perfctr_hvm_update_intercept(struct vcpu *v)
 }
 
 /*
- * Called before the vCPU gets its page, and after it has lost it. Where selectors
- * cannot keep counters from counting Xen, this prepares the gate that does.
+ * Called before the vCPU gets its page, and after it has lost it. If selectors
+ * cannot keep counters from counting Xen, this prepares a gate that can.
  */
 int perfctr_hvm_add_gate(struct vcpu *curr)
 {
@@ -129,8 +130,8 @@ void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place)
 }
 
 /*
- * Returns whether an NMI that has interrupted Xen at ip has made curr exit. With
- * VT-x, Xen itself calls the NMI's handler, with the guest's registers.
+ * Returns whether an NMI that has interrupted Xen at ip has made curr exit.
+ * With VT-x, Xen itself calls the handler of NMIs, with the guest's registers.
  */
 bool perfctr_hvm_left_by_nmi(const struct vcpu *curr, unsigned long ip)
 {

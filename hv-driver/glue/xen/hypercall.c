@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The hypercall: the core decides, and calls back for what Xen has to do. */
+/* The hypercall: the core decides, and calls back for Xen's part of it. */
 
 #include <xen/guest_access.h>
 #include <xen/hypercall.h>
@@ -8,7 +8,7 @@
 
 #include "private.h"
 
-/* The caller's argument, for the copying functions. */
+/* The caller's argument for the copying functions. */
 struct caller {
     XEN_GUEST_HANDLE_PARAM(char) argument;
 };
@@ -46,19 +46,19 @@ struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
     return p ? perfctr_core_of(p) : NULL;
 }
 
-/* Xen itself tells domains that they were restored, so no number is needed. */
+/* Xen itself tells domains that they were restored, so they need no number. */
 uint64_t perfctr_glue_machine(void)
 {
     return 0;
 }
 
-/* The counters are the driver's from the boot on. */
+/* The driver has the counters from the boot on. */
 int perfctr_glue_take_counters(void)
 {
     return 0;
 }
 
-/* So the core never has Xen do anything about them. */
+/* Since the driver keeps the counters, the core never asks for a step. */
 int perfctr_glue_host_step(perfctr_host_step step)
 {
     return 0;

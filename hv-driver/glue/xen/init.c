@@ -28,7 +28,7 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
-/* Returns who else in Xen uses the counters or branch records, or NULL. */
+/* Returns the other user in Xen of the counters or branch records, or NULL. */
 static const char *__init other_owner(void)
 {
     if ( vpmu_mode != XENPMU_MODE_OFF )
@@ -45,7 +45,10 @@ static const char *__init other_owner(void)
 static int __init cf_check perfctr_init(void)
 {
     struct perfctr_cpuid cpuid;
-    /* No domain can write to a counter's register, so all of them are ours. */
+    /*
+     * No domain can write to a counter's register, so the driver has all of
+     * them.
+     */
     const struct perfctr_host_facts host = {
         .ticks_per_ms = cpu_khz,
         .owns_all = true,

@@ -9,10 +9,10 @@
 #include "private.h"
 
 /*
- * Accepts only the guest's own memory that it may write to itself. The p2m type
- * shows foreign pages, and also read-only ones, whose page type would let Xen
- * write. Whatever the guest does to the frame later, the reference and the type
- * keep the page as it is until it is unpinned.
+ * Accepts only the guest's own memory, to which the guest itself may write. The
+ * p2m type excludes foreign pages, and also read-only ones, whose page type
+ * would let Xen write. Whatever the guest does to the frame later, the
+ * reference and the type keep the page as it is until it is unpinned.
  */
 static struct page_info *get_writable(struct domain *d, uint64_t gfn)
 {
@@ -55,7 +55,7 @@ static void unmap(void *mapping)
     put_page_and_type(mfn_to_page(mfn));
 }
 
-/* Prepares what curr needs before it gets its page. */
+/* Prepares curr before it gets its page. */
 static int prepare(struct vcpu *curr, uint64_t gfn, struct perfctr_vcpu *p)
 {
     void *mapping;
@@ -151,7 +151,7 @@ void perfctr_page_unregister(struct vcpu *curr)
     release(p);
 }
 
-/* During a live migration, a page that was written has to be copied again. */
+/* During a live migration, the page has to be copied again after a write. */
 void perfctr_page_written(struct vcpu *v)
 {
     struct perfctr_vcpu *p = v->arch.perfctr;
@@ -171,7 +171,7 @@ void perfctr_vcpu_destroy(struct vcpu *v)
     release(p);
 }
 
-/* The vCPUs are paused, and the memory of their pages is the new kernel's. */
+/* The vCPUs are paused, and their pages' memory belongs to the new kernel. */
 void perfctr_domain_reset(struct domain *d)
 {
     struct vcpu *v;

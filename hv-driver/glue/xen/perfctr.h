@@ -5,14 +5,22 @@
 
 #include <xen/sched.h>
 
-/* Called when the guest's vCPU stops, or starts, to execute on this CPU. */
+/*
+ * Xen calls these when the guest's vCPU stops, or starts, to execute on this
+ * CPU.
+ */
 void perfctr_switch_from(struct vcpu *v);
 void perfctr_switch_to(struct vcpu *v);
 
-/* Called before VMRUN enters the guest of curr, with interrupts disabled. */
+/*
+ * Xen calls this before VMRUN enters the guest of curr, with interrupts
+ * disabled.
+ */
 void perfctr_svm_enter(struct vcpu *curr);
 
-/* Called when a PV guest has changed between its kernel and its user mode. */
+/*
+ * Xen calls this when a PV guest has changed between its kernel and user mode.
+ */
 void perfctr_toggle(struct vcpu *v);
 
 /* Handles the PMU's interrupt of this physical CPU. */
@@ -27,10 +35,12 @@ bool perfctr_pce(const struct vcpu *v);
  */
 bool perfctr_intercept_rdpmc(const struct vcpu *v);
 
-/* Called when an HVM or PVH domain starts another kernel in its memory. */
+/*
+ * Xen calls this when an HVM or PVH domain starts another kernel in its memory.
+ */
 void perfctr_domain_reset(struct domain *d);
 
-/* Called when the vCPU will not execute again. */
+/* Xen calls this when the vCPU will not execute again. */
 void perfctr_vcpu_destroy(struct vcpu *v);
 
 #endif /* PERFCTR_H */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Which domains may count, and who may change that. */
+/* Decides which domains may count, and who may change that. */
 
 #include <xen/event.h>
 #include <xen/rcupdate.h>
@@ -10,7 +10,7 @@
 
 #include "private.h"
 
-/* The security module is asked for the rights that xenpmu_op needs. */
+/* The security module is asked for the same rights as for xenpmu_op. */
 int perfctr_glue_permits(bool control)
 {
     struct domain *currd = current->domain;
@@ -28,7 +28,7 @@ const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
     return perfctr_core_of_domain(current->domain);
 }
 
-/* A vCPU that executes may stay for a long time, so it is stopped by an IPI. */
+/* A vCPU may go on executing for a long time, so an IPI stops it. */
 static void cf_check revoke_here(void *data)
 {
     struct domain *d = data;
@@ -48,7 +48,7 @@ static void set_policy(struct domain *d, const struct perfctr_hv_domain *wanted)
 
     if ( change == PERFCTR_POLICY_CHANGE_NOTHING )
         return;
-    /* A load that saw the old policy has ended when this interrupt arrives. */
+    /* Any load that saw the old policy has finished when this IPI arrives. */
     if ( change == PERFCTR_POLICY_CHANGE_REVOKE )
         on_each_cpu(revoke_here, d, 1);
     for_each_vcpu(d, v)

@@ -14,7 +14,7 @@
 #include "perfctr_core.h"
 #include "perfctr.h"
 
-/* A vCPU with a registered page; reached by v->arch.perfctr. */
+/* A vCPU with a registered page. v->arch.perfctr points to it. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
     struct tasklet tells; /* interrupts an HVM or PVH guest at an overflow */
@@ -26,14 +26,17 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
     return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* cpu.c: set once at boot; the driver does nothing while it is false. */
+/* cpu.c: set once at boot. The driver does nothing while it is false. */
 extern bool perfctr_on;
-/* Set once, before that: the core is asked at each entry to a guest of SVM. */
+/*
+ * Set once, before perfctr_on: the core is called at each entry to a guest of
+ * SVM.
+ */
 extern bool perfctr_counts_entries;
-/* Set once, before that: this CPU may have to account at a switch. */
+/* Set once, before perfctr_on: CPUs may have to account at a switch. */
 extern bool perfctr_keeps_accounts;
 struct perfctr_core_driver *perfctr_driver(void);
-/* Takes over every CPU that is up, and from then on those that come up. */
+/* Takes over every CPU that is up, and later each one that comes up. */
 bool perfctr_take_cpus(void);
 /* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
@@ -45,7 +48,7 @@ void perfctr_account_current(const struct vcpu *v);
 void perfctr_unmask_interrupt(void);
 /* Sets whether this CPU's PMU interrupts by NMIs; interrupts are disabled. */
 void perfctr_interrupt_by_nmi(bool by_nmi);
-/* Called in an NMI: has the PMU's interrupt come again as a maskable one. */
+/* Called in an NMI: makes the PMU's interrupt come again as a maskable one. */
 void perfctr_interrupt_again(void);
 struct perfctr_core_cpu *perfctr_cpu_in_nmi(void);
 

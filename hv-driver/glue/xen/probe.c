@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Access to registers that perhaps do not exist: faults are caught. */
+/* Accesses registers that may not exist, and catches the faults. */
 
 #include <xen/lib.h>
 

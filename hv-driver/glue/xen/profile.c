@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Samples of the host itself: the PMU interrupts by NMIs while there are any. */
+/*
+ * Samples the host itself. While a session lasts, the PMU interrupts by NMIs.
+ */
 
 #include <xen/lib.h>
 #include <xen/sched.h>
@@ -20,14 +22,14 @@ struct sampled {
 
 static DEFINE_SPINLOCK(profile_lock);
 static struct sampled sampled[NR_CPUS];
-/* Who was called at an NMI before; set once, before our own callback is. */
+/* The former callback for NMIs. This is set once, before ours is installed. */
 static nmi_callback_t *__read_mostly next;
 static bool __read_mostly installed;
 
 /*
- * Finds where curr was left. Xen's entries save a PV guest's registers by several
- * instructions; until then it is where curr was left before. The idle vCPU is
- * never left.
+ * Finds where curr was left. Xen's entries save a PV guest's registers by
+ * several instructions, and until then this finds the previous place. The idle
+ * vCPU is never left.
  */
 static void left_at(struct vcpu *curr, bool in_guest,
                     struct perfctr_hv_place *guest)
@@ -38,7 +40,10 @@ static void left_at(struct vcpu *curr, bool in_guest,
     if ( is_idle_vcpu(curr) )
         return;
 
-    /* Xen changes a PV guest's mode before its registers: the address tells. */
+    /*
+     * Xen changes a PV guest's mode before its registers, so the address
+     * decides.
+     */
     guest->ip = guest_cpu_user_regs()->rip;
     in_kernel = in_guest ? perfctr_pv_in_kernel(curr) : guest->ip >> 63;
     guest->mode = in_kernel ? PERFCTR_PLACE_KERNEL : PERFCTR_PLACE_USER;
@@ -46,7 +51,10 @@ static void left_at(struct vcpu *curr, bool in_guest,
         perfctr_hvm_place(curr, guest);
 }
 
-/* Finds where the NMI came, and where the current guest was left if that is of use. */
+/*
+ * Finds where the NMI came, and where the current guest was left if that is
+ * wanted.
+ */
 static void place(const struct cpu_user_regs *regs, bool at_guests,
                   struct perfctr_hv_sample *at, struct perfctr_hv_place *guest)
 {
@@ -132,7 +140,7 @@ static void cf_check stop_here(void *unused)
     perfctr_interrupt_by_nmi(false);
 }
 
-/* Stops all CPUs, and frees their rings, which no CPU uses any more then. */
+/* Stops all CPUs, and then frees their rings, which no CPU uses any more. */
 static void end(void)
 {
     unsigned int cpu;
@@ -181,7 +189,7 @@ int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile)
     rc = perfctr_core_begin_profile(perfctr_driver());
     if ( !rc )
     {
-        /* Ends a session whose lease has ended. */
+        /* This ends a session whose lease has ended. */
         end();
         rc = begin(profile);
         if ( rc )

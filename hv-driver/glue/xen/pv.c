@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What 64-bit PV guests need: both of their modes execute in ring 3, RDPMC is
- * allowed there by CR4, and they read the host's time-stamp counter.
+ * The part for 64-bit PV guests. Both of their modes execute in ring 3, CR4
+ * allows RDPMC there, and they read the host's time-stamp counter.
  */
 
 #include <xen/sched.h>

@@ -7,7 +7,7 @@
 
 #include "private.h"
 
-/* Xen's instruction behind the STGI that follows each exit. */
+/* The instruction of Xen behind the STGI that follows each exit. */
 extern const char svm_stgi_label[];
 
 void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept)
@@ -35,7 +35,7 @@ void perfctr_svm_enter(struct vcpu *curr)
                                  !vmcb_get_cpl(curr->arch.hvm.svm.vmcb));
 }
 
-/* An interrupt that causes an exit is handled before Xen has copied these. */
+/* If an interrupt causes an exit, it is handled before Xen has copied these. */
 void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
 {
     const struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
@@ -48,9 +48,10 @@ void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
 }
 
 /*
- * Returns whether the NMI at ip is the one by which curr has exited: such an NMI
- * stays pending, and is delivered behind STGI. The NMI of an overflow after the
- * exit is delivered there, too, but then curr has exited for another reason.
+ * Returns whether the NMI at ip is the one by which curr has exited. Such an
+ * NMI stays pending, and is delivered behind STGI. The NMI of an overflow after
+ * the exit is delivered there, too, but then curr has exited for another
+ * reason.
  */
 bool perfctr_svm_left_by_nmi(const struct vcpu *curr, unsigned long ip)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The hooks in context switch, mode switch and the PMU's interrupt. */
+/* The hooks in the context switch, the mode switch and the PMU's interrupt. */
 
 #include <xen/event.h>
 #include <xen/sched.h>
 
 #include "private.h"
 
-/* The guest's registers are still those of where v's counter overflowed. */
+/* The guest's registers are still as they were when v's counter overflowed. */
 static void overflowed_here(struct vcpu *v, bool in_kernel)
 {
     const struct cpu_user_regs *regs = guest_cpu_user_regs();
@@ -49,7 +49,7 @@ void perfctr_switch_from(struct vcpu *v)
 
     if ( p )
         switch_from(v, p);
-    /* Last, so that it is in v's own account. */
+    /* This comes last, so that v's own account has it. */
     if ( unlikely(perfctr_keeps_accounts) && perfctr_is_accounting() )
         perfctr_account_current(v);
 }

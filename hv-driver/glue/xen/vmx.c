@@ -28,7 +28,7 @@ int perfctr_vmx_add_gate(struct vcpu *curr)
     return rc;
 }
 
-/* v is current or does not execute; it may have no entries. */
+/* v is current or does not execute. It may have no entries. */
 void perfctr_vmx_remove_gate(struct vcpu *v)
 {
     vmx_del_msr(v, MSR_CORE_PERF_GLOBAL_CTRL, VMX_MSR_GUEST_LOADONLY);
@@ -36,8 +36,9 @@ void perfctr_vmx_remove_gate(struct vcpu *v)
 }
 
 /*
- * The lists are memory, so it does not matter whose VMCS is loaded. But they must
- * not be changed in an interrupt, which may have come while Xen moves entries.
+ * The lists are in memory, so it does not matter whose VMCS is loaded. But an
+ * interrupt must not change them, since it may have come while Xen moves
+ * entries.
  */
 void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
 {
@@ -49,7 +50,10 @@ void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
     at_entry = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL,
                             VMX_MSR_GUEST_LOADONLY);
     at_exit = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL, VMX_MSR_HOST);
-    /* They were added before the vCPU got its page; else it would count Xen. */
+    /*
+     * They were added before the vCPU got its page; without them it would count
+     * Xen.
+     */
     if ( !at_entry || !at_exit )
     {
         domain_crash(current->domain);
@@ -72,8 +76,9 @@ void perfctr_vmx_intercept_rdpmc(struct vcpu *v, bool intercept)
 }
 
 /*
- * Xen copies the other registers before it enables interrupts. The mode is in the
- * VMCS, so it is unknown if another vCPU's VMCS was loaded at the interrupt.
+ * Xen copies the other registers before it enables interrupts. The mode is in
+ * the VMCS, so it is unknown if another vCPU's VMCS was loaded at the
+ * interrupt.
  */
 void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place)
 {

@@ -21,7 +21,7 @@ static HOOK: OnceLock<Hook> = OnceLock::new();
 
 /// Sets the hook, once for the whole process.
 pub fn set_hook(hook: Hook) {
-    // A second call brings the same hook: there is one simulator.
+    // A second call passes the same hook, because there is one simulator.
     let _ = HOOK.set(hook);
 }
 
@@ -59,7 +59,7 @@ macro_rules! atomics {
                 self.0.store(value, order);
             }
 
-            /// Does what the function of the same name in `core` does, and announces its load and
+            /// Does the same as the function of this name in `core`, and announces its load and
             /// each attempt to store.
             ///
             /// # Errors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks the rules: everything that is read must be the truth.
+//! Checks the rules: every value that somebody reads must be the truth.
 
 use guest_kmod::overflow::Signal;
 use shared_abi::hypercall::HvQuery;
@@ -38,13 +38,14 @@ fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
         1 => model.samples() && (1..=PERIOD_MAX).contains(&counter.period),
         _ => false,
     };
-    // These bits are event number, unit mask, rings, edge, enable, inversion and counter mask.
+    // The allowed bits are event number, unit mask, rings, edge, enable, inversion and counter
+    // mask.
     let allowed = match (fixed, model.vendor) {
         (true, _) => USR | OS | EN,
         (false, Vendor::Intel) => 0xffc7_ffff,
         (false, Vendor::Amd) => 0xf_ffc7_ffff,
     };
-    // These events count what all of a processor's cores do.
+    // Some events count the work of all of a processor's cores.
     let elsewhere = match model.vendor {
         Vendor::Intel => matches!(select & 0xff, 0xb7 | 0xbb),
         Vendor::Amd => select & 0xe0 == 0xe0,
@@ -59,7 +60,7 @@ fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
 }
 
 impl Machine {
-    /// Checks that a thread which executes in user mode here would read the truth if it read now.
+    /// Checks that a thread which executes in user mode here would read the truth now.
     pub fn audit_here(&self) {
         if self.level() != Some(Level::User) || self.enters_here() {
             return;
@@ -94,7 +95,7 @@ impl Machine {
         }
     }
 
-    /// Checks that an overflow of which a thread has not been told is on its way to it.
+    /// Checks that each overflow that was not reported to a thread yet is on its way to it.
     fn check_overflow(&self, thread: usize, index: usize, looks: &Looks) {
         let truth = self.threads[thread].truth.borrow();
         if truth.overdue(looks) != 0 && !truth.is_paused() && !self.is_told_soon(index) {
@@ -102,7 +103,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether an overflow of which this vCPU has not been told is on its way to it.
+    /// Returns whether an overflow that was not reported to this vCPU yet is on its way to it.
     fn is_told_soon(&self, index: usize) -> bool {
         let vcpu = &self.vcpus[index];
         let on_its_way = self.cpus[self.here.get()].pmu.interrupts() || vcpu.virq.get();
@@ -114,7 +115,7 @@ impl Machine {
         on_its_way || put_off
     }
 
-    /// Checks that a thread is told of exactly those counters that have overflowed, once.
+    /// Checks that a thread is told, once, of exactly those counters that have overflowed.
     pub fn check_signal(&self, thread: usize, signal: Option<Signal>) {
         let own = &self.threads[thread];
         let truth = own.truth.borrow();
@@ -135,8 +136,8 @@ impl Machine {
         }
     }
 
-    /// Checks that what somebody has read of a thread is the truth. `looks` are the moments at
-    /// which counters and clock were read.
+    /// Checks that the values that somebody has read of a thread are the truth. `looks` are the
+    /// moments at which counters and clock were read.
     pub fn check_values(&self, thread: usize, tsc: u64, counts: &[u64], looks: &Looks, who: &str) {
         let own = &self.threads[thread];
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() {
@@ -160,7 +161,7 @@ impl Machine {
     }
 
     /// Checks that a direct read fails only for a reason. The pages that it read were written
-    /// `disturbances` times meanwhile.
+    /// `disturbances` times during the read.
     pub fn check_read_error(&self, thread: usize, error: ReadError, disturbances: u64) {
         match error {
             ReadError::NotDirect => self.check_failure(thread, Errno::PERM),
@@ -185,12 +186,13 @@ impl Machine {
         if domain.kind != Kind::Good || self.is_gone() {
             return;
         }
-        // While an overflow pauses the counters, only the kernel has numbers.
+        // While an overflow pauses the counters, numbers come only from the kernel.
         if errno == Errno::PERM && own.truth.borrow().is_paused() {
             return;
         }
         let disturbed = errno == Errno::NODEV && (self.has_failed(thread) || self.was_disturbed());
-        // A vCPU that may not continue after its domain was moved reads what a forbidden one reads.
+        // If a vCPU may not continue after its domain was moved, it reads the same as in a
+        // forbidden domain.
         let turned_away = self.host_was_busy(own.domain);
         let forbidden = errno == Errno::PERM
             && (turned_away || own.started.get() != Some(domain.forbidden.get()));
@@ -199,8 +201,8 @@ impl Machine {
         }
     }
 
-    /// Checks a kernel that has published that there are no numbers. It may say that its sample was
-    /// disturbed only if it was.
+    /// Checks a kernel that has published that there are no numbers. It may give a disturbed sample
+    /// as the reason only if the sample was disturbed.
     pub fn check_published_failure(&self, vcpu: usize, thread: usize) {
         let own = &self.threads[thread];
         let errno = without_steps(|| own.page.error.load(Relaxed));
@@ -216,11 +218,11 @@ impl Machine {
         vcpu.disturbances.get() - vcpu.undisturbed.get() >= ATTEMPTS
     }
 
-    /// Returns whether whole CPUs count, or have since the thread started its counters.
+    /// Returns whether whole CPUs count, or have counted since the thread started its counters.
     fn gave_way(&self, thread: usize, errno: Errno) -> bool {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
-        // perf's events may have the counters that a thread comes for.
+        // perf's events may have the counters that a thread asks for.
         let host = self.host_was_busy(own.domain);
         let busy = host || self.has_perf(own.domain) || books.count();
         errno == Errno::BUSY && (busy || own.cpu_wide.get() != books.times.get())
@@ -230,7 +232,7 @@ impl Machine {
         without_steps(|| self.threads[thread].page.state.load(Relaxed)) & THREAD_FAILED != 0
     }
 
-    /// Returns whether a control asks for what the interface allows, by its documentation.
+    /// Returns whether the interface's documentation allows what a control asks for.
     fn is_valid(&self, thread: usize, control: &Control) -> bool {
         let model = self.guests_model();
         let used = control.counters as usize;
@@ -248,7 +250,7 @@ impl Machine {
             && control.reserved == [0; 2]
     }
 
-    /// Checks that an accepted control is valid.
+    /// Checks that a control which was accepted is valid.
     pub fn check_control(&self, thread: usize, control: &Control) {
         let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
         if good && !self.is_valid(thread, control) && !self.is_gone() {
@@ -256,7 +258,7 @@ impl Machine {
         }
     }
 
-    /// Checks that a control is refused for what it asks, or because the host forbids it.
+    /// Checks that a control is refused because of its content, or because the host forbids it.
     pub fn check_control_error(&self, thread: usize, control: &Control, errno: Errno) {
         let domain = &self.domains[self.threads[thread].domain];
         let host = domain.forbidden.get() > 0 && errno == Errno::PERM;
@@ -291,7 +293,7 @@ impl Machine {
         }
     }
 
-    /// Checks that what a thread leaves behind is the truth.
+    /// Checks that the values that a thread leaves behind are the truth.
     pub fn check_published(&self, thread: usize) {
         let own = &self.threads[thread];
         let failed = without_steps(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
@@ -308,7 +310,8 @@ impl Machine {
         }
     }
 
-    /// Checks that what somebody else has read of a thread was published since the read began.
+    /// Checks that values which somebody else has read of a thread were published since the read
+    /// began.
     pub fn check_claim(&self, thread: usize, claim: &Claim) {
         let own = &self.threads[thread];
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() {
@@ -322,22 +325,23 @@ impl Machine {
         }
     }
 
-    /// Checks what was read of a thread meanwhile, now that nothing changes its counters.
+    /// Checks the values that were read of a thread meanwhile, now that nothing changes its
+    /// counters.
     pub fn check_claims(&self, thread: usize) {
         for claim in self.threads[thread].claims.take() {
             self.check_claim(thread, &claim);
         }
     }
 
-    /// Checks that a vCPU's published sums never go backwards while its page is registered. They
-    /// may in guests with rings of their own where entries are counted.
+    /// Checks that a vCPU's published sums never go backwards while its page is registered. In
+    /// guests with rings of their own they may do so if entries are counted.
     pub fn check_sums(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         if domain.kind != Kind::Good || vcpu.registered.borrow().is_none() {
             return;
         }
-        // Entries are taken from the sums before counters count them.
+        // The driver subtracts entries from the sums before counters count them.
         if self.shape.counts_entries && domain.hardware {
             return;
         }

@@ -134,7 +134,7 @@ fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
     Cpu {
         host,
         core: RefCell::new(Pcpu::new()),
-        // Counters wrap soon, or change their sign, or hold any value.
+        // Counters hold any value, or are about to wrap or to change their sign.
         pmu: Pmu::new(shape.model, shape.cost, || match rng.below(4) {
             0 => rng.next(),
             1 => (1 << 63 | 1 << 47 | 1 << 39 | 1 << 35 | 1 << 31) - rng.below(2000),
@@ -252,7 +252,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
     }
 }
 
-/// Has the driver take over all physical CPUs, while nothing else happens, and starts the domains
+/// Lets the driver take over all physical CPUs while nothing else happens, and starts the domains
 /// that exist from the beginning.
 pub fn start(machine: &Rc<Machine>) {
     machine.come_up_all();

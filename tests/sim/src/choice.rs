@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Lists what can happen next, and decides what does.
+//! Lists the actions that can happen next, and decides which of them happens.
 
 use crate::machine::{Level, Life, Machine};
 use crate::rng::Rng;
@@ -9,7 +9,7 @@ use crate::shape::Kind;
 /// Something that happens to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// This physical CPU executes instead.
+    /// Another physical CPU, with this number, executes.
     Cpu(usize),
     /// The hypervisor switches to this vCPU, or to none.
     Switch(Option<usize>),
@@ -22,7 +22,7 @@ pub enum Action {
     Tick,
     /// The PMU interrupts this physical CPU.
     Pmi,
-    /// The host's inter-processor interrupt comes, since a domain is forbidden.
+    /// The host's inter-processor interrupt comes, because a domain was forbidden to count.
     Revoke,
     /// This physical CPU, which is idle, goes offline and comes back.
     Replug,
@@ -38,7 +38,7 @@ pub enum Action {
     Offline,
     /// The guest kernel takes the vCPU online.
     Online,
-    /// The host forbids the domain, or allows it again.
+    /// The host forbids the domain to count, or allows it again.
     Policy(usize),
     /// The host asks the domain to suspend itself.
     Suspend(usize),
@@ -59,8 +59,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns a number that is different for each kind of action, and for what a guest's kernel is
-    /// to do.
+    /// Returns a number that is different for each kind of action, and for each kind of work of a
+    /// guest's kernel.
     pub fn code(self) -> u64 {
         match self {
             Self::Schedule(next) => 16 + next.map_or(0, |next| 1 + next as u64),
@@ -90,16 +90,16 @@ impl Action {
     }
 }
 
-/// When it is asked whether anything happens.
+/// The moment at which a chooser is asked whether anything happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ask {
-    /// The step that comes next.
+    /// The step before which it is asked.
     pub step: u64,
-    /// How often this was asked before the same step already.
+    /// How often it was asked before the same step already.
     pub before: u32,
 }
 
-/// A decision: when it was made, and the number that it was made with.
+/// A decision: the moment when it was made, and the random number for it.
 pub type Decision = (Ask, u64);
 
 /// Decides what happens.
@@ -115,14 +115,14 @@ pub enum Chooser {
         /// The decisions that were made.
         log: Vec<Decision>,
     },
-    /// It decides as before.
+    /// It repeats earlier decisions.
     Replay {
         /// The earlier decisions, earliest first.
         log: Vec<Decision>,
         /// The index of the next one.
         next: usize,
     },
-    /// It decides as before, and then by a seed.
+    /// It repeats earlier decisions, and then decides by a seed.
     Guided {
         /// The decisions to repeat, earliest first.
         log: Vec<Decision>,
@@ -137,7 +137,7 @@ pub enum Chooser {
         /// The decisions that were made.
         made: Vec<Decision>,
     },
-    /// It decides as a search asks for, which tries everything.
+    /// It decides as a search demands, which tries everything.
     Search(Path),
 }
 
@@ -152,8 +152,8 @@ impl Chooser {
         Self::Replay { log, next: 0 }
     }
 
-    /// Returns a number to decide with, if anything is to happen before this step. It always does
-    /// if `forced`.
+    /// Returns a number to decide with, if anything happens before this step. If `forced`,
+    /// something always happens.
     fn ask(&mut self, now: Ask, forced: bool) -> Option<u64> {
         match self {
             Self::Random { rng, left, period, log } => {
@@ -214,8 +214,8 @@ impl Machine {
         self.asked.get()
     }
 
-    /// Decides what happens before the next step. If `forced`, it is nothing only if nothing can
-    /// happen.
+    /// Decides what happens before the next step. If `forced`, the result is `None` only if nothing
+    /// can happen.
     pub fn choose(&self, forced: bool) -> Option<Action> {
         let mut chooser = self.chooser.borrow_mut();
         if let Chooser::Search(path) = &mut *chooser {
@@ -256,7 +256,7 @@ impl Machine {
         options
     }
 
-    /// Adds what the hypervisor's scheduler may do on this CPU.
+    /// Adds the actions of the hypervisor's scheduler on this CPU.
     fn vcpu_options(&self, options: &mut Options) {
         let weight = self.shape.weights.vcpu.max(1);
         let cpu = &self.cpus[self.here.get()];
@@ -286,7 +286,7 @@ impl Machine {
         }
     }
 
-    /// Adds what the guest kernel that executes here may do.
+    /// Adds the actions of the guest kernel that executes here.
     fn guest_options(&self, options: &mut Options) {
         let Some(index) = self.cpus[self.here.get()].current.get() else { return };
         let weights = &self.shape.weights;
@@ -294,7 +294,7 @@ impl Machine {
         let domain = &self.domains[vcpu.domain];
         let idle = vcpu.current.get().is_none();
         if !vcpu.online.get() && domain.kind != Kind::Stranger {
-            // A thread of the kernel's does this, so whatever executed here has been switched out.
+            // A kernel thread does this, so the thread that executed here has been switched out.
             if idle {
                 options.push((weights.hotplug.max(10), Action::Online));
             }
@@ -326,7 +326,7 @@ impl Machine {
         }
     }
 
-    /// Adds what the host may do to domains.
+    /// Adds the host's actions on domains.
     fn host_options(&self, options: &mut Options) {
         let weights = &self.shape.weights;
         for host in 0..self.contentions.len() {
@@ -346,12 +346,12 @@ impl Machine {
             if self.can_move(index) {
                 options.push((weights.moves, Action::Move(index)));
             }
-            // A domain that was forbidden meanwhile may not continue, and gets an error. That is
-            // not tried here.
+            // A domain that was forbidden meanwhile may not continue, and gets an error. The
+            // simulator does not try that.
             if domain.kind != Kind::Stranger && !self.is_restored(index) {
                 options.push((weights.policy, Action::Policy(index)));
                 if self.shape.kvm {
-                    // Such a domain is not asked.
+                    // A domain of this kind is not asked to suspend itself.
                 } else if quiet && domain.suspending.get() {
                     options.push((10 * weights.restore, Action::Restore(index)));
                 } else if !domain.suspending.get() {

@@ -2,10 +2,10 @@
 //! Simulates the perf of hosts with KVM, which has the counters while no guest needs them.
 //!
 //! The host's allocator and its hard-lockup watchdog are simulated.  The driver's core decides who
-//! has the counters, and `kvm` has what the glue does about that.  Physical CPUs do not change when
-//! the counters change hands: what the driver does on a CPU that comes up or goes down is simulated
-//! by `host`.  So domains of such hosts are not forbidden to count, which would have CPUs go down
-//! with a vCPU on them.
+//! has the counters, and `kvm` does the glue's part of it.  Physical CPUs do not change when the
+//! counters change hands: `host` simulates the driver's work on a CPU that comes up or goes down.
+//! So domains of such hosts are not forbidden to count, because then CPUs would go down with a vCPU
+//! on them.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,7 +13,7 @@ use hv_driver::Reservation;
 use hv_driver::reserve::{Host, Notice};
 use shared_abi::Errno;
 
-/// How long a step takes for the driver, which waits between two tries, unit: ns.
+/// The time that a step takes for the driver, which waits between two tries, unit: ns.
 pub const STEP_NS: u64 = 2_000_000;
 
 /// Who has the counters of a host, and who wants them.
@@ -31,14 +31,14 @@ pub struct Contention {
     pub watchdog_runs: Cell<bool>,
     /// Whether the administrator wants the watchdog.
     pub watchdog_is_wanted: Cell<bool>,
-    /// Whether the driver has to look soon whether any domain still needs the counters.
+    /// Whether the driver soon has to check whether any domain still needs the counters.
     pub is_due: Cell<bool>,
     /// The step at which perf last had the counters.
     pub perf_had_them: Cell<Option<u64>>,
 }
 
 impl Contention {
-    /// Makes a host whose counters nobody has but its watchdog, if it has one.
+    /// Makes a host whose counters are free, or are the watchdog's if it has one.
     pub fn new(has_watchdog: bool) -> Self {
         let host = Self::default();
         host.watchdog_is_wanted.set(has_watchdog);

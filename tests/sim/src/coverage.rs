@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Records by what a run differs from other runs.
+//! Records in which features a run differs from other runs.
 //!
-//! A feature is a pair of consecutive steps of one agent, together with what happened to the
-//! machine between them and a few facts about it.
+//! A feature is a pair of consecutive steps of one agent, together with the actions that happened
+//! to the machine between them and a few facts about it.
 
 use std::cell::{Cell, RefCell};
 use std::mem::offset_of;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Simulates CPU-wide counting in a guest: descriptors that ask for it, interrupts of other vCPUs,
-//! and the books that the core's rules are compared with.
+//! and the books with which the core's rules are compared.
 //!
 //! Each thread has one descriptor. Other vCPUs are interrupted to start and to stop. Until all have
 //! done so the module's mutex is held, so nobody else starts, sets or stops anything.
@@ -65,7 +65,7 @@ impl CpuWide {
     }
 }
 
-/// A domain's admission, and what it has to answer.
+/// A domain's admission, and the facts from which its right answers follow.
 #[derive(Default)]
 pub struct Books {
     admission: Admission,
@@ -106,7 +106,7 @@ const fn descriptor(thread: usize) -> Owner {
     thread as Owner + 1
 }
 
-/// Returns `answer`, unless it is refused.
+/// Returns `answer`, unless the request has to be refused.
 fn refusal<T>(answer: T, refused: bool) -> Result<T, Errno> {
     if refused { Err(Errno::BUSY) } else { Ok(answer) }
 }
@@ -139,7 +139,7 @@ impl Rights for Person {
 }
 
 impl Machine {
-    /// Checks that the core decides as the books say.
+    /// Checks that the core decides as the books demand.
     fn check_admitted<T>(
         &self,
         thread: usize,
@@ -181,7 +181,7 @@ impl Machine {
         self.threads[self.domains[domain].threads.clone()].iter().any(privileged)
     }
 
-    /// Has a thread operate whole CPUs, or try to.
+    /// Makes a thread operate whole CPUs, or try to.
     pub fn operate_cpu_wide(&self, thread: usize, rng: &mut Rng) {
         let own = &self.threads[thread];
         self.in_kernel(|vcpu| {
@@ -278,7 +278,7 @@ impl Machine {
         wide.control.set(Some(control));
     }
 
-    /// Has a vCPU do what it is interrupted for.
+    /// Makes a vCPU do the work for which it is interrupted.
     pub fn take_cpu_wide(&self, index: usize) {
         let domain = self.vcpus[index].domain;
         let asked = &self.vcpus[index].cpu_wide.asked;
@@ -328,7 +328,7 @@ impl Machine {
         }
     }
 
-    /// Notes that the kernel begins, or ends, to change the counters of a thread that whole CPUs
+    /// Notes that the kernel begins, or ends, to change the counters of a thread which whole CPUs
     /// replace.
     fn disturb(&self, thread: usize, begins: bool) {
         let own = &self.threads[thread];
@@ -340,14 +340,14 @@ impl Machine {
         own.changing.set(begins);
     }
 
-    /// Has a vCPU stop counting CPU-wide, if it does.
+    /// Makes the core end CPU-wide counting on a vCPU, if the vCPU counts CPU-wide.
     fn stop_here(&self, index: usize) {
         let own = self.own_observer(index);
         let ended = self.here(index).end_cpu_wide(own, |_| self.suspend_present(index));
         self.check_pages(index, ended);
     }
 
-    /// Has a vCPU stop its counters, if it counts CPU-wide.
+    /// Stops a vCPU's counters, if it counts CPU-wide.
     pub fn stop_counting_cpu_wide(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let (wide, counting) = (&vcpu.cpu_wide, &self.domains[vcpu.domain].counting);
@@ -367,7 +367,7 @@ impl Machine {
         self.finish_stop(self.vcpus[index].domain);
     }
 
-    /// Checks that what a vCPU that has stopped leaves behind is the truth.
+    /// Checks that the values that a stopped vCPU leaves behind are the truth.
     fn close_books_of(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         {
@@ -428,7 +428,7 @@ impl Machine {
         }
     }
 
-    /// Checks that a CPU which counts has no numbers only if the host forbids them, or a sample was
+    /// Checks that a CPU which counts lacks numbers only if the host forbids them, or a sample was
     /// disturbed.
     fn check_cpu_wide_error(&self, index: usize, errno: Errno) {
         let vcpu = &self.vcpus[index];
@@ -444,7 +444,7 @@ impl Machine {
         }
     }
 
-    /// Has a descriptor stop whole CPUs.
+    /// Makes a descriptor stop whole CPUs.
     fn stop_cpu_wide(&self, thread: usize, here: usize) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
@@ -456,7 +456,7 @@ impl Machine {
         }
     }
 
-    /// Has every vCPU stop: this one now, the others soon.
+    /// Makes every vCPU stop: this one now, the others soon.
     fn stop_all(&self, domain: usize, here: usize) {
         self.domains[domain].books.stopping.set(true);
         for vcpu in self.domains[domain].vcpus.clone() {

@@ -6,8 +6,8 @@ use std::cell::Cell;
 
 use generator::{Generator, Gn};
 
-/// The size of a stack. A core's deepest frame holds an argument of less than a kilobyte. Unit:
-/// words.
+/// The size of a stack, unit: words. A core's deepest frame holds an argument of less than a
+/// kilobyte.
 const STACK_WORDS: usize = 0x2000;
 
 type Job = Box<dyn FnOnce()>;
@@ -75,8 +75,8 @@ impl Default for Fiber {
 
 impl Drop for Fiber {
     fn drop(&mut self) {
-        // Without a job the coroutine returns from its loop. One in the middle of a job cannot be
-        // unwound, so its stack is lost. The machine lets every job finish first.
+        // Without a job the coroutine returns from its loop. A coroutine in the middle of a job
+        // cannot be unwound, so its stack is lost. The machine lets every job finish first.
         if let Some(coroutine) = self.coroutine.as_mut().filter(|_| !self.busy) {
             coroutine.resume();
         }

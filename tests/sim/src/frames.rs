@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Treats the pages of vCPUs as a guest's memory: each has a number, and a frame of its guest. A
-//! guest without rings of its own knows the machine's frames, which are others after it was
-//! restored.
+//! Treats the pages of vCPUs as a guest's memory: each page has a number, and a frame of its guest.
+//! A guest without rings of its own knows the machine's frames, which are other ones after a
+//! restore.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ use crate::machine::{Domain, Machine, PAGES};
 pub const GFN_BASE: u64 = 0x1000;
 
 impl Machine {
-    /// Returns the number of a user's page of a vCPU.
+    /// Returns the number of the page of a vCPU for a user.
     pub fn page_number(&self, vcpu: usize, user: usize) -> usize {
         user * self.vcpus.len() + vcpu
     }
@@ -28,13 +28,13 @@ impl Machine {
         &self.vcpus[number % self.vcpus.len()].pins[number / self.vcpus.len()]
     }
 
-    /// Notes that the page is registered once less.
+    /// Notes that the page has one registration less.
     pub fn unpin(&self, number: usize) {
         self.pins(number).set(self.pins(number).get() - 1);
     }
 
-    /// Gives a domain's pages other frames: each has the one that another user's page of the same
-    /// vCPU had before.
+    /// Gives a domain's pages other frames: each gets the frame that another user's page of the
+    /// same vCPU had before.
     pub fn move_frames(&self, domain: &Domain) {
         if !domain.hardware {
             domain.frames_moved.set((domain.frames_moved.get() + 1) % PAGES);

@@ -147,7 +147,7 @@ impl Bench<'_> {
         self.0.tally.get().since(before)
     }
 
-    /// Has every thread count on the first vCPU of its domain. Then the last ones are looked at.
+    /// Makes every thread count on the first vCPU of its domain, and then measures the last ones.
     fn run(&self) -> [Tally; 5] {
         for domain in &self.0.domains {
             domain.alive.set(true);

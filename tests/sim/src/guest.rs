@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates a guest kernel around the module's core: Linux, and what the glue provides for the
-//! core.
+//! Simulates a guest kernel around the module's core: Linux, and the functions that the glue
+//! provides for the core.
 
 use std::cell::RefMut;
 use std::rc::Rc;
@@ -227,7 +227,7 @@ impl Machine {
         }
     }
 
-    /// Has the hypervisor interrupt what executes on this physical CPU, to do `work`.
+    /// Makes the hypervisor interrupt the code that executes on this physical CPU, to do `work`.
     fn interrupt_host(self: &Rc<Self>, work: fn(&Self)) {
         let here = self.here.get();
         self.cpus[here].switching.set(true);
@@ -236,7 +236,7 @@ impl Machine {
         self.agents[here].fiber.borrow_mut().start(Box::new(move || work(&machine)));
     }
 
-    /// Has the kernel of a vCPU interrupt what executes there.
+    /// Makes the kernel of a vCPU interrupt the code that executes there.
     pub fn interrupt(self: Rc<Self>, index: usize, work: Action) {
         let vcpu = &self.vcpus[index];
         if vcpu.current.get().is_some() && !vcpu.kernel_mode.get() {
@@ -316,8 +316,7 @@ impl Machine {
         }
     }
 
-    /// Checks that only a domain which is or was forbidden is refused anything that its module asks
-    /// for.
+    /// Checks that the host refuses a module's request only if the domain is or was forbidden.
     pub fn check_refusal(&self, domain: usize, what: &str, errno: Errno) {
         let domain = &self.domains[domain];
         let forbidden = domain.forbidden.get() > 0 && errno == Errno::PERM;
@@ -415,7 +414,7 @@ impl Machine {
         self.report(index, next);
     }
 
-    /// Has the core switch a thread, if it has counters.
+    /// Makes the core switch a thread, if the thread has counters.
     fn switch<'a, R>(
         &'a self,
         index: usize,
@@ -428,7 +427,7 @@ impl Machine {
         })
     }
 
-    /// Has the kernel of a vCPU take the virtual interrupt of an overflow.
+    /// Makes the kernel of a vCPU take the virtual interrupt of an overflow.
     fn take_virq(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         vcpu.virq.set(false);
@@ -444,7 +443,7 @@ impl Machine {
         self.with_core(index, |cpu| cpu.count_interrupt(signal.is_some()));
     }
 
-    /// Has the truth about a thread follow an interrupt that may have told it of an overflow.
+    /// Updates the truth about a thread after an interrupt that may have told it of an overflow.
     pub fn interrupted(&self, index: usize, thread: usize, signal: Option<Signal>) {
         let interrupted = self.vcpus[index].sampling.borrow().has_published();
         if interrupted {
@@ -457,7 +456,8 @@ impl Machine {
         }
     }
 
-    /// Notes that a thread is told of an overflow, or is not when it might have been.
+    /// Notes that a thread is told of an overflow, or that it is not told although it could have
+    /// been.
     fn note_signal(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
         self.check_signal(thread, signal);
         let own = &self.threads[thread];
@@ -469,7 +469,7 @@ impl Machine {
         own.found.set(signal);
     }
 
-    /// Has the kernel report to a thread what was found of its overflows.
+    /// Makes the kernel report to a thread the overflows that were found.
     pub fn report(&self, index: usize, thread: usize) {
         if let Some(found) = self.threads[thread].found.take() {
             if found.number == 0 {
@@ -499,7 +499,7 @@ impl Machine {
         });
     }
 
-    /// Has the truth about a thread follow that its counters, which were paused, continue.
+    /// Updates the truth about a thread whose paused counters continue.
     fn went_on(&self, vcpu: usize, thread: usize) {
         self.suspended(vcpu, thread);
         self.published(vcpu, thread);
@@ -508,20 +508,20 @@ impl Machine {
         self.resumed(vcpu, thread);
     }
 
-    /// Has the truth about a thread follow its suspension on a vCPU.
+    /// Updates the truth about a thread after its suspension on a vCPU.
     pub fn suspended(&self, vcpu: usize, thread: usize) {
         let truth = &mut self.threads[thread].truth.borrow_mut();
         truth.suspend(self.vcpus[vcpu].sampling.borrow().first());
     }
 
-    /// Has the truth about a thread that is suspended be published.
+    /// Publishes the truth about a thread that is suspended.
     pub fn published(&self, vcpu: usize, thread: usize) {
         let own = &self.threads[thread];
         let now = self.moment(Some(thread), vcpu);
         own.published.borrow_mut().push(own.truth.borrow().published(&now));
     }
 
-    /// Has the truth about a thread follow its resumption on a vCPU.
+    /// Updates the truth about a thread after its resumption on a vCPU.
     pub fn resumed(&self, vcpu: usize, thread: usize) {
         if self.state(thread) & THREAD_ACTIVE != 0 {
             let truth = &mut self.threads[thread].truth.borrow_mut();
@@ -537,7 +537,7 @@ impl Machine {
         self.agents[self.thread_agent(thread)].fiber.borrow_mut().start(Box::new(job));
     }
 
-    /// Has a thread execute `entry` in its kernel, with interrupts disabled, on the vCPU that
+    /// Makes a thread execute `entry` in its kernel, with interrupts disabled, on the vCPU that
     /// `entry` gets.
     pub fn in_kernel<R>(&self, entry: impl FnOnce(usize) -> R) -> Option<R> {
         self.step(Step::Note("system call"));
@@ -662,7 +662,7 @@ impl Machine {
         });
     }
 
-    /// Has the truth about a thread follow what its tracer did.
+    /// Updates the truth about a thread after its tracer's request.
     fn controlled_asleep(
         &self,
         thread: usize,
@@ -760,7 +760,7 @@ impl Machine {
         });
     }
 
-    /// Has a hostile kernel write anything anywhere in its pages.
+    /// Makes a hostile kernel write anything anywhere in its pages.
     fn write_garbage(&self, domain: usize) {
         let domain = &self.domains[domain];
         let rng = &mut Rng::new(self.steps.get() ^ self.shape.seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Searches where there is something new: decisions that led to features (`coverage`) which no run
-//! had before are kept, changed and continued.
+//! Searches near runs that were new: it keeps, changes and continues the decisions of each run that
+//! had features (`coverage`) which no earlier run had.
 
 use crate::choice::{Chooser, Decision};
 use crate::machine::Violation;
@@ -17,7 +17,7 @@ const CORPUS_MAX: usize = 4_096;
 struct Kept {
     seed: u64,
     log: Vec<Decision>,
-    /// The number of features that were new, less the times that it was tried.
+    /// The number of its new features, minus the number of times that it was tried.
     worth: u64,
 }
 
@@ -85,8 +85,7 @@ fn one_worker(first: u64, steps: u64, blind: bool) -> Guided {
     result
 }
 
-/// Changes a log of decisions: it ends the log at some place, or decides once otherwise, or leaves
-/// something out.
+/// Changes a log of decisions: ends it early, changes one decision, or leaves a part out.
 fn changed(mut log: Vec<Decision>, rng: &mut Rng) -> Vec<Decision> {
     if log.is_empty() {
         return log;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates the hypervisor around the driver's core: what the glue in Xen does, and Xen itself.
+//! Simulates the hypervisor around the driver's core: the glue in Xen, and Xen itself.
 
 use std::rc::Rc;
 
@@ -89,7 +89,7 @@ impl hv_driver::Pmu for Hardware<'_> {
     }
 }
 
-/// Nothing else happens on a physical CPU that is not up yet, so probing has no steps.
+/// Nothing else happens on a physical CPU that is not up yet, so the probes make no steps.
 impl hv_driver::Probe for Hardware<'_> {
     fn try_read_register(&self, register: u32) -> Option<u64> {
         self.0.cpus[self.0.here.get()].pmu.try_rdmsr(register)
@@ -100,7 +100,7 @@ impl hv_driver::Probe for Hardware<'_> {
     }
 }
 
-/// Returns what the driver is told of a vCPU's time-stamp counter.
+/// Returns the clock of a vCPU, as it is passed to the driver.
 fn clock_of(vcpu: &Vcpu) -> hv_driver::guest::Clock {
     let Clock { ratio, offset } = vcpu.clock.get();
     let scale = if ratio == Clock::NATIVE.ratio { 0 } else { ratio };
@@ -111,7 +111,8 @@ fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
-/// Returns the rings in which a hypercall asks each counter to interrupt, if it changes that.
+/// Returns the rings in which a hypercall asks each counter to interrupt, if the hypercall changes
+/// that.
 fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
     let mut rings = [0; SLOTS];
     match op {
@@ -135,7 +136,7 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
 }
 
 impl Machine {
-    /// Returns how often the driver says that it has put an overflow off.
+    /// Returns how often the driver says that it has put a vCPU's overflow off.
     fn throttled(&self, vcpu: usize) -> u64 {
         without_steps(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
     }
@@ -163,7 +164,7 @@ impl Machine {
     fn check_cost(&self, counter: usize, value: u64) {
         let cpu = &self.cpus[self.here.get()];
         let now = (value, cpu.ring_0_events.get()[0]);
-        // Until the driver has taken the PMU over, the counter holds anything.
+        // Until the driver has taken over the PMU, the counter may hold any value.
         if let Some(before) = cpu.cost_seen.replace(cpu.taken.get().then_some(now)) {
             let (measured, truth) = (now.0.wrapping_sub(before.0), now.1.wrapping_sub(before.1));
             if (measured ^ truth) & self.shape.model.mask(counter) != 0 {
@@ -197,7 +198,7 @@ impl Machine {
         })
     }
 
-    /// Has the driver take over the CPU whose turn it is and which has come up.
+    /// Lets the driver take over the CPU whose turn it is and which has come up.
     pub fn come_up(&self) {
         let came =
             self.in_hypervisor(true, || self.on_cpu(|cpu| cpu.come_up(&self.shape.model.cpuid())));
@@ -208,7 +209,7 @@ impl Machine {
     }
 
     /// Takes the idle CPU whose turn it is offline and back, in the hypervisor's own agent. Its
-    /// registers forget what they held.
+    /// registers lose their values.
     pub fn replug(&self) {
         let cpu = &self.cpus[self.here.get()];
         self.go_down();
@@ -280,7 +281,7 @@ impl Machine {
         });
     }
 
-    /// Changes the mode of a vCPU that does not execute yet: its kernel is to be called.
+    /// Changes the mode of a vCPU that does not execute yet, because its kernel will be called.
     fn call_failsafe(self: &Rc<Self>, index: usize) {
         let vcpu = &self.vcpus[index];
         vcpu.kernel_mode.set(true);
@@ -318,8 +319,8 @@ impl Machine {
         self.notify(index, notify);
     }
 
-    /// Moves the time-stamp counter of a vCPU that has one of its own, as the toolstack does, or
-    /// its kernel when it executed last.
+    /// Moves the time-stamp counter of a vCPU that has one of its own. The toolstack may do that,
+    /// and so may the vCPU's kernel when it last executed.
     fn move_clock(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         if self.domains[vcpu.domain].hardware {
@@ -338,7 +339,7 @@ impl Machine {
         }
     }
 
-    /// Has the PMU interrupt this CPU, in the hypervisor's own agent.
+    /// Makes the PMU interrupt this CPU, in the hypervisor's own agent.
     pub fn take_pmi(&self) {
         let cpu = &self.cpus[self.here.get()];
         self.see_to_overflow(cpu.current.get());
@@ -375,8 +376,8 @@ impl Machine {
         cpu.pmu.unmask_interrupt();
     }
 
-    /// Starts a vCPU's clock at the time at which the hypervisor last read it, or now if it did
-    /// not.
+    /// Starts a vCPU's clock at the time at which the hypervisor last read the clock, or now if it
+    /// did not.
     fn clock_starts(&self, vcpu: usize) {
         let seen = self.cpus[self.here.get()].tsc_seen.take();
         self.vcpus[vcpu].tsc_start.set(Some(seen.unwrap_or_else(|| self.tsc())));
@@ -391,7 +392,7 @@ impl Machine {
         }
     }
 
-    /// Has the guest that executes enter its kernel, or leave it.
+    /// Lets the guest that executes enter its kernel, or leave it.
     pub fn toggle(&self, kernel: bool) {
         if self.is_gone() {
             return;
@@ -409,9 +410,9 @@ impl Machine {
         self.notify(index, notify);
     }
 
-    /// Has a guest with rings of its own change between them. The interrupt that it takes, or
-    /// returns from, makes the CPU exit from it, and enter it again, for which the driver does
-    /// nothing.
+    /// Lets a guest with rings of its own change between them. The interrupt that it takes, or from
+    /// which it returns, makes the CPU exit and enter the guest again. The driver does nothing for
+    /// that.
     fn exit_guest(&self, vcpu: &Vcpu, kernel: bool) {
         vcpu.kernel_mode.set(kernel);
         self.at_level(Level::Hypervisor, || self.step(Step::Note("exit")));
@@ -540,7 +541,7 @@ impl Machine {
         self.check_unpinned(index);
     }
 
-    /// Forbids a domain, or allows it again.
+    /// Forbids a domain to count, or allows it again.
     pub fn change_policy(&self, index: usize) {
         let domain = &self.domains[index];
         let allowed = !domain.allowed.get();
@@ -555,7 +556,7 @@ impl Machine {
         }
         // A vCPU that executes is interrupted when its physical CPU has stopped its counters.
         for vcpu in domain.vcpus.clone() {
-            // One that asks before that is told already.
+            // A vCPU that asks before that has the answer already.
             self.vcpus[vcpu].explain_nmi(Nmi::Changed);
             let waits = change == PolicyChange::Revoke && self.vcpus[vcpu].on.get().is_some();
             self.notify(vcpu, change != PolicyChange::Nothing && !waits);
@@ -595,8 +596,8 @@ impl Machine {
         }
     }
 
-    /// Returns whether RDPMC does not fault on a vCPU. For a PV one its CR4.PCE says so, for one
-    /// with rings of its own whether RDPMC exits.
+    /// Returns whether RDPMC does not fault on a vCPU. For a PV vCPU its CR4.PCE decides that. For
+    /// a vCPU with rings of its own, it depends on whether RDPMC exits.
     pub fn may_read(&self, index: usize) -> bool {
         let vcpu = &self.vcpus[index];
         match self.domains[vcpu.domain].hardware {
@@ -606,7 +607,7 @@ impl Machine {
     }
 
     /// Checks that no counter which the guest here could read holds events of anybody else, or
-    /// counts what anybody else has selected.
+    /// counts by anybody else's selector.
     pub fn check_residue(&self) {
         let cpu = &self.cpus[self.here.get()];
         let Some(vcpu) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
@@ -623,8 +624,8 @@ impl Machine {
         self.check_selectors(vcpu);
     }
 
-    /// Checks that what counts in this vCPU's time is what it has loaded, or another vCPU of its
-    /// domain.
+    /// Checks that the counters that count in this vCPU's time are those that it has loaded, or
+    /// that another vCPU of its domain has.
     fn check_selectors(&self, vcpu: &Vcpu) {
         let domain = &self.domains[vcpu.domain];
         if domain.kind != crate::shape::Kind::Good {
@@ -719,7 +720,7 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn take_counters(&mut self) -> Result<(), Errno> {
-        // One that is forbidden to count, or has no page, gets the error for that.
+        // A vCPU that is forbidden to count, or has no page, gets the error for that instead.
         if self.vcpu().registered.borrow().is_none() || self.limits().is_none() {
             return Ok(());
         }
@@ -765,7 +766,7 @@ impl<'a> Caller for Hypercall<'a> {
             vcpu.tsc_sum.set(0);
             vcpu.sums.set([0; MAX_SLOTS]);
         } else if domain.kind == crate::shape::Kind::Hostile {
-            // The vCPU's page may say anything.
+            // The vCPU's page may have any content.
             vcpu.sampled.set([USR | OS; SLOTS]);
         }
         Ok(())

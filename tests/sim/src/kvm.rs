@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates what is different if the host is Linux with KVM: overflows come by a non-maskable
-//! interrupt, whose work waits until interrupts are next enabled, and a guest is saved, or
+//! Simulates the differences on a host that is Linux with KVM. Overflows come by a non-maskable
+//! interrupt, whose work waits until interrupts are next enabled. A guest may be saved, or
 //! migrated, in the middle of anything
 //! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).  The host's own perf may
 //! want the counters, too (`docs/adr/0033-perf-has-the-counters-while-no-guest-counts.md`).
@@ -35,7 +35,7 @@ impl Hypervisor for Beneath<'_> {
 
 impl Machine {
     /// Handles an overflow that came while a vCPU's thread on the host left the guest, or was about
-    /// to enter it: the vCPU's counters are not loaded now.
+    /// to enter it. The vCPU's counters are not loaded now.
     pub fn take_late_overflow(&self, index: usize) {
         let cpu = &self.cpus[self.here.get()];
         // It may also be handled a little later, when the next vCPU executes.
@@ -49,9 +49,10 @@ impl Machine {
         }
     }
 
-    /// Returns whether a domain can be moved to another process, on this host or the other one:
-    /// none of its vCPUs executes, whatever they are in the middle of. It is not known what a
-    /// hostile domain has loaded that is forbidden on one of the hosts, so that is not tried.
+    /// Returns whether a domain can be moved to another process, on this host or the other one.
+    /// None of its vCPUs may execute, whatever they are in the middle of. The simulator does not
+    /// know whether a hostile domain has loaded anything that one of the hosts forbids, so it does
+    /// not move such a domain.
     pub fn can_move(&self, index: usize) -> bool {
         let domain = &self.domains[index];
         let off = self.vcpus[domain.vcpus.clone()].iter().all(|vcpu| vcpu.on.get().is_none());
@@ -63,8 +64,9 @@ impl Machine {
         self.shape.kvm && moves && off
     }
 
-    /// Moves a domain to another process. What its pages say is moved with it, and nothing else of
-    /// the driver. Where hosts forbid domains to count, the new one may do so.
+    /// Moves a domain to another process. The content of its pages is moved with it, and nothing
+    /// else that the driver has. If hosts forbid domains to count, the new one may forbid this
+    /// domain.
     pub fn move_to_another(&self, index: usize) {
         let domain = &self.domains[index];
         let may_forbid = self.shape.weights.policy > 0 && domain.kind == Kind::Good;
@@ -89,12 +91,12 @@ impl Machine {
         domain.serial.set(self.new_serial());
     }
 
-    /// Returns whether one of its vCPUs has not executed since the domain was moved.
+    /// Returns whether a vCPU of the domain has not executed since the domain was moved.
     pub fn is_restored(&self, index: usize) -> bool {
         self.vcpus[self.domains[index].vcpus.clone()].iter().any(|vcpu| vcpu.restored.get())
     }
 
-    /// Has a restored vCPU take the interrupt that it gets before it executes anything else.
+    /// Makes a restored vCPU take the interrupt that it gets before it executes anything else.
     pub fn take_restoration(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let first = self.domains[vcpu.domain].answer.get();
@@ -109,7 +111,8 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let host = Beneath { machine: self, listening: is_listening() };
         let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page()) != 0);
-        // Threads look which counters have overflowed, which only the driver before knew.
+        // Threads check which of their counters have overflowed, because only the former driver
+        // knew.
         vcpu.virq.set(vcpu.virq.get() || ours);
         vcpu.nmi_was_taken.set(ours);
         // The module may have seen an overflow just now.
@@ -120,8 +123,8 @@ impl Machine {
         }
     }
 
-    /// Has a vCPU take an NMI in user mode, which is the driver's if an interrupt is pending, and
-    /// somebody else's otherwise. Checks that the module tells the two apart.
+    /// Makes a vCPU take an NMI in user mode. The NMI is the driver's if an interrupt is pending,
+    /// and somebody else's otherwise. Checks that the module distinguishes the two.
     pub fn take_nmi(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let before = self.domains[vcpu.domain].answer.get().filter(|_| self.shape.kvm);
@@ -155,7 +158,7 @@ impl Machine {
         }
     }
 
-    /// Has the vCPU's kernel look whether it may still count. If not, it registers its page anew
+    /// Makes the vCPU's kernel check whether it may still count. If not, it registers its page anew
     /// later.
     fn look_again(&self, index: usize, before: &HvQuery) {
         let vcpu = &self.vcpus[index];
@@ -174,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Returns what a vCPU's page says to continue from. Nobody writes there but a hostile kernel.
+    /// Returns the state in a vCPU's page to continue from. Only a hostile kernel writes there.
     pub fn left_in(&self, page: &VcpuPage) -> Result<Left, Errno> {
         let left = without_steps(|| Left::of(page, &self.driver.caps))?;
         let counts = self.cpus[self.here.get()].core.borrow().counts();
@@ -183,7 +186,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Returns the host's contention, if its perf wants the counters, too.
+    /// Returns the host's contention, if its perf also wants the counters.
     fn contention(&self, host: usize) -> Option<&Contention> {
         self.contentions.get(host)
     }
@@ -198,7 +201,7 @@ impl Machine {
         self.contentions.iter().any(had) && self.shape.domains[domain].hardware
     }
 
-    /// Has the driver take the counters for a vCPU that loads a configuration, as the glue does.
+    /// Makes the driver take the counters for a vCPU that loads a configuration, as the glue does.
     pub fn take_counters(&self, index: usize) -> Result<(), Errno> {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
@@ -218,7 +221,7 @@ impl Machine {
         result
     }
 
-    /// Notes that a vCPU needs the counters. Returns why it does not get them now, if it does not.
+    /// Notes that a vCPU needs the counters. Returns an error if it does not get them now.
     fn need_counters(&self, index: usize, host: &Contention) -> Result<(), Errno> {
         let vcpu = &self.vcpus[index];
         if !vcpu.needs_counters.replace(true) {
@@ -251,7 +254,7 @@ impl Machine {
         }
     }
 
-    /// Has the driver take the counters of a host or give them back.
+    /// Makes the driver take the counters of a host or give them back.
     pub fn settle_counters(&self, host: usize) {
         let Some(contention) = self.contention(host) else { return };
         contention.is_due.set(false);
@@ -271,13 +274,13 @@ impl Machine {
         }
     }
 
-    /// Returns the hosts of which the driver has to look whether they have their counters back.
+    /// Returns the hosts for which the driver has to check whether they have their counters back.
     pub fn hosts_to_settle(&self) -> impl Iterator<Item = usize> {
         let due = |(_, host): &(usize, &Contention)| host.is_due.get();
         self.contentions.iter().enumerate().filter(due).map(|(index, _)| index)
     }
 
-    /// Has the host's perf open an event, or close the one that it has.
+    /// Makes the host's perf open an event, or close the one that it has.
     pub fn change_hosts_perf(&self, host: usize) {
         let Some(contention) = self.contention(host) else { return };
         if contention.perf_counts.get() {
@@ -289,7 +292,7 @@ impl Machine {
         }
     }
 
-    /// Checks that no guest of a host counts, whose perf has got the counters.
+    /// Checks that no guest counts on a host whose perf has got the counters.
     fn check_nobody_counts(&self, host: usize) {
         for vcpu in &self.vcpus {
             let domain = &self.domains[vcpu.domain];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates the machine: it knows who executes, and makes one step after another.
+//! Simulates the machine: it keeps who executes, and makes one step after another.
 //!
 //! Physical CPUs take turns. On each CPU one of these executes: the thread that is current on the
 //! vCPU that is current there; or that vCPU's kernel, if it has interrupted the thread; or the
 //! hypervisor, if it has interrupted both. Each of these *agents* has a stack of its own. Before
-//! every access that a core makes, to a page, a register or a counter, [`Machine::step`] decides
-//! what else happens first.
+//! every access of a core to a page, a register or a counter, [`Machine::step`] decides what else
+//! happens first.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -52,18 +52,18 @@ pub struct Cpu {
     pub core: RefCell<Pcpu>,
     pub pmu: Pmu,
     pub current: Cell<Option<usize>>,
-    /// Whether the hypervisor has interrupted what executes here, to switch to another vCPU or
-    /// because of an overflow.
+    /// Whether the hypervisor has interrupted the code that executes here, to switch to another
+    /// vCPU or because of an overflow.
     pub switching: Cell<bool>,
     /// A vCPU whose fold is overdue, which only a planted bug causes.
     pub lazy: Cell<Option<usize>>,
-    /// Whether the host has forbidden a domain and interrupts this CPU to say so.
+    /// Whether the host has forbidden a domain to count and interrupts this CPU because of that.
     pub revocation: Cell<bool>,
     pub tsc_offset: u64,
     /// The number of steps made here, idle ones too.
     pub time: Cell<u64>,
     /// All events in ring 0 so far: the hypervisor's, and those of guests with rings of their own,
-    /// if the driver's counter is not stopped in them.
+    /// unless the driver's counter is stopped in them.
     pub ring_0_events: Cell<Events>,
     /// Whether the driver has written a register.
     pub taken: Cell<bool>,
@@ -72,7 +72,7 @@ pub struct Cpu {
     pub cost_seen: Cell<Option<(u64, u64)>>,
     /// The number of events since counters were last folded.
     pub slice: Cell<u64>,
-    /// The last TSC value that the hypervisor was given.
+    /// The last TSC value that the hypervisor has read.
     pub tsc_seen: Cell<Option<u64>>,
     /// Whether the hypervisor may program counters now.
     pub may_program: Cell<bool>,
@@ -107,23 +107,23 @@ pub const PERFS: usize = USERS;
 /// The number of pages of a vCPU.
 pub const PAGES: usize = USERS + 1;
 
-/// Whether what a vCPU has loaded counts.
+/// Whether the configuration that a vCPU has loaded counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
     /// It counts: its last load has succeeded, and nothing has ended that since.
     All,
-    /// The host has refused a load, and has not stopped yet what counts. The module may use it.
+    /// The host has refused a load, and has not yet stopped what counts. The module may use it.
     Unclear,
     /// Nothing counts.
     Nothing,
 }
 
-/// What there is to explain an NMI to a vCPU.
+/// The reason for which a vCPU may get an NMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nmi {
-    /// Nothing has happened since the last one, so it is somebody else's.
+    /// Nothing has happened since the last NMI, so this one is somebody else's.
     Unexplained,
-    /// Something has that may have changed the vCPU's page.
+    /// Something has happened that may have changed the vCPU's page.
     Changed,
     /// A counter has overflowed.
     Overflow,
@@ -136,7 +136,7 @@ pub struct Vcpu {
     pub id: u32,
     /// Its page for each user.
     pub pages: [VcpuPage; PAGES],
-    /// Returns the page that its kernel has registered, or had last.
+    /// The page that its kernel has registered, or had registered last.
     pub shows: Cell<usize>,
     /// The user for whom perf's page was registered last.
     pub perfs_for: Cell<usize>,
@@ -151,7 +151,7 @@ pub struct Vcpu {
     pub rdpmc_exits: Cell<bool>,
     /// The state that its kernel keeps for `kvm`.
     pub restoration: Restoration,
-    /// Whether what it had loaded counted when its guest was given to another process.
+    /// Whether its loaded configuration counted when its guest was given to another process.
     pub counted_when_left: Cell<Counts>,
     /// Whether it has not executed since its guest was moved to another process of a host.
     pub restored: Cell<bool>,
@@ -178,12 +178,12 @@ pub struct Vcpu {
     pub taken: Cell<u64>,
     /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
-    /// What there is to explain an NMI.
+    /// The reason for its next NMI.
     pub nmi: Cell<Nmi>,
-    /// The number of overflows that the registered page had at the last NMI, if any has come since
-    /// the registration.
+    /// The number of overflows in the registered page at the last NMI, if one has come since the
+    /// registration.
     pub overflows_seen: Cell<Option<u64>>,
-    /// Whether the interrupt that is pending is the work that an NMI has left behind.
+    /// Whether the pending interrupt is the work that an NMI has left behind.
     pub nmi_was_taken: Cell<bool>,
     /// The observer for whom its kernel has registered a page last.
     pub observer: Cell<u32>,
@@ -191,15 +191,15 @@ pub struct Vcpu {
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
     pub kernel: Cell<Events>,
-    /// Whether what it has loaded counts.
+    /// Whether its loaded configuration counts.
     pub counts: Cell<Counts>,
     /// Whether its module knows that nothing counts.
     pub knows: Cell<bool>,
-    /// The events in user mode while what it has loaded counted.
+    /// The events in user mode while its loaded configuration counted.
     pub counted: Cell<Events>,
     pub unclear: Cell<Events>,
     pub missed: Cell<Events>,
-    /// The number of steps for which nothing counted, and the step since which nothing does.
+    /// The number of steps for which nothing counted, and the step since which nothing counts.
     pub still: Cell<u64>,
     pub still_since: Cell<u64>,
     /// The sums that its page had last.
@@ -223,19 +223,19 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Returns the page that its kernel has registered, or had last.
+    /// Returns the page that its kernel has registered, or had registered last.
     pub fn page(&self) -> &VcpuPage {
         &self.pages[self.shows.get()]
     }
 
-    /// Notes what has happened that explains the next NMI.
+    /// Notes the reason for the next NMI.
     pub fn explain_nmi(&self, by: Nmi) {
         if self.nmi.get() != Nmi::Overflow {
             self.nmi.set(by);
         }
     }
 
-    /// Notes from this step on whether what it has loaded counts.
+    /// Notes whether its loaded configuration counts from this step on.
     pub fn set_counts(&self, counts: Counts, now: u64) {
         self.still.set(self.still_for(now));
         self.still_since.set(now);
@@ -251,7 +251,7 @@ impl Vcpu {
         self.still.get() + (now - since)
     }
 
-    /// Returns what it reads if the time-stamp counter has this value.
+    /// Returns what the vCPU reads if the host's time-stamp counter has this value.
     pub fn reads(&self, tsc: u64) -> u64 {
         let Clock { ratio, offset } = self.clock.get();
         let scaled = (u128::from(tsc) * u128::from(ratio)) >> RATIO_BITS;
@@ -283,9 +283,9 @@ pub enum Life {
 pub struct Thread {
     pub domain: usize,
     pub tid: u32,
-    /// Whose thread it is.
+    /// The user whose thread it is.
     pub owner: Cell<usize>,
-    /// Whether anything of it is counted, or it may be in the middle of a read of what was.
+    /// Whether anything of it is counted, or it may still be reading what was counted before.
     pub counts: Cell<bool>,
     pub page: ThreadPage,
     pub pmu: RefCell<Option<guest_kmod::ThreadPmu>>,
@@ -293,7 +293,7 @@ pub struct Thread {
     pub on: Cell<Option<usize>>,
     pub rng: RefCell<Rng>,
     pub user: Cell<Events>,
-    /// The events of it that vCPUs have counted.
+    /// The events of this thread that vCPUs have counted.
     pub counted: Cell<Events>,
     pub unclear: Cell<Events>,
     pub missed: Cell<Events>,
@@ -301,12 +301,12 @@ pub struct Thread {
     pub looks: RefCell<Looks>,
     /// Whether the kernel is in the middle of changing its counters.
     pub changing: Cell<bool>,
-    /// How often its domain had been forbidden when its counters were last started, or `None` if it
-    /// was forbidden then.
+    /// How often its domain had been forbidden to count when its counters were last started, or
+    /// `None` if it was forbidden then.
     pub started: Cell<Option<u64>>,
     /// How often its page may have been written.
     pub changes: Cell<u64>,
-    /// How often a tracer has had its counters.
+    /// How often a tracer has operated its counters.
     pub traced: Cell<u64>,
     /// How often its counters have failed.
     pub failures: Cell<u64>,
@@ -314,7 +314,7 @@ pub struct Thread {
     pub failures_before: Cell<u64>,
     /// The control that it was last given, if any.
     pub asked: Cell<Option<Control>>,
-    /// What was found of its overflows, and is not reported to it yet.
+    /// The overflows that were found, but not reported to it yet.
     pub found: Cell<Option<Signal>>,
     /// The overflow of which it has got a signal, if any.
     pub signal: Cell<Option<Signal>>,
@@ -335,7 +335,7 @@ pub struct Thread {
 
 /// A reading by somebody else of what is published of a thread.
 pub struct Claim {
-    /// How much had been published, without the last, when the reading began.
+    /// The number of published values before the last one, when the reading began.
     pub since: usize,
     /// The time, and the counters.
     pub values: Vec<u64>,
@@ -354,12 +354,12 @@ pub struct Domain {
     pub allowed: Cell<bool>,
     /// The policy for it that its host has set in the driver.
     pub policy: Policy,
-    /// How often the host has forbidden it.
+    /// How often the host has forbidden it to count.
     pub forbidden: Cell<u64>,
     pub counting: guest_kmod::Counting,
     /// The answer to the module's handshake.
     pub answer: Cell<Option<HvQuery>>,
-    /// What the guest knows of the PMU.
+    /// The capabilities of the PMU that the guest knows.
     pub caps: Cell<Option<PmuCaps>>,
     /// Whether it is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
@@ -427,11 +427,11 @@ pub struct Machine {
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Machine>>> = const { RefCell::new(None) };
-    /// Returns whether accesses to pages are steps of an agent.
+    /// Whether accesses to pages are steps of an agent.
     static LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Is called before every access to a page.
+/// The cores call this before every access to a page.
 fn on_access(address: usize, access: Access) {
     if !LISTENING.get() {
         return;
@@ -443,7 +443,7 @@ fn on_access(address: usize, access: Access) {
     });
 }
 
-/// Looks at pages without making steps.
+/// Accesses pages without making steps.
 pub fn without_steps<R>(look: impl FnOnce() -> R) -> R {
     let listening = LISTENING.replace(false);
     let result = look();
@@ -541,7 +541,7 @@ impl Machine {
         }
     }
 
-    /// Lets every job run to its end, with nothing happening in between.
+    /// Lets every job run to its end, without any action in between.
     fn finish(&self) {
         self.over.set(true);
         for agent in 0..self.agents.len() {
@@ -549,7 +549,7 @@ impl Machine {
         }
     }
 
-    /// Ends an agent's job. What it does until its end has no effect.
+    /// Ends an agent's job. Until the job's end, nothing that it does has an effect.
     pub fn retire_agent(&self, agent: AgentId) {
         if let Some(cpu) = self.cpu_of(agent) {
             self.here.set(cpu);
@@ -599,7 +599,7 @@ impl Machine {
         self.agent.set(None);
     }
 
-    /// Returns whether the present agent's actions are without effect.
+    /// Returns whether nothing that the present agent does has an effect any more.
     pub fn is_gone(&self) -> bool {
         let domain = self.agent.get().and_then(|agent| self.agents[agent].domain);
         self.over.get() || domain.is_some_and(|domain| !self.domains[domain].alive.get())
@@ -610,7 +610,7 @@ impl Machine {
         self.runner().map(|agent| self.agents[agent].level.get())
     }
 
-    /// Has the present agent execute `run` at `level`.
+    /// Makes the present agent execute `run` at `level`.
     pub fn at_level<R>(&self, level: Level, run: impl FnOnce() -> R) -> R {
         let Some(agent) = self.agent.get() else { return run() };
         let before = self.agents[agent].level.replace(level);
@@ -641,8 +641,8 @@ impl Machine {
         }
     }
 
-    /// Checks that nobody stores to a page that only another one may write: what the crate says
-    /// about store buffers relies on it.
+    /// Checks that the owner of a page is the only one who stores to it. The crate's text about
+    /// store buffers relies on that.
     fn check_store(&self, level: Option<Level>, address: usize) {
         let own = matches!(self.page_at(address), Some(Object::Thread(_) | Object::Module(_)));
         if level != Some(Level::Kernel) || !own {
@@ -690,7 +690,7 @@ impl Machine {
         }
     }
 
-    /// Notes what a step touches, and whether it changes it.
+    /// Notes the object that a step touches, and whether the step changes it.
     fn touch_by(&self, step: Step) {
         let cpu = Object::Cpu(self.here.get());
         match step {
@@ -704,8 +704,8 @@ impl Machine {
         }
     }
 
-    /// Is called before the present agent does something. Whatever else may happen before that,
-    /// happens.
+    /// The cores call this before the present agent does something. Everything else that is to
+    /// happen before it happens here.
     pub fn step(&self, step: Step) {
         if self.is_gone() {
             return;
@@ -715,7 +715,7 @@ impl Machine {
         let over = self.over.get();
         self.enter_or_exit();
         if !over && self.is_gone() {
-            // It has ended in a step on the way into the guest, and has paused there.
+            // The agent has ended in a step on the way into the guest, and has paused there.
             return;
         }
         if self.shape.noisy {
@@ -741,13 +741,13 @@ impl Machine {
     }
 
     /// Returns the vCPU whose guest executes on the CPU whose turn it is, or `None` if the
-    /// hypervisor does.
+    /// hypervisor executes.
     fn guest_here(&self) -> Option<usize> {
         let guest = !matches!(self.level(), None | Some(Level::Hypervisor));
         self.cpus[self.here.get()].current.get().filter(|_| guest)
     }
 
-    /// Has the hardware load what enables counters, if a guest is entered or exited.
+    /// Makes the hardware load the register that enables counters, if a guest is entered or exited.
     fn enter_or_exit(&self) {
         let (cpu, guest) = (&self.cpus[self.here.get()], self.guest_here());
         let before = cpu.entered.get();
@@ -794,15 +794,15 @@ impl Machine {
         cpu.pmu.retire(self.ring_of(vcpu, kernel), &VMRUN, 1 << vcpu.domain);
     }
 
-    /// Returns whether a guest is being entered here whose counters count the entry. The entry is
-    /// taken back before it is counted.
+    /// Returns whether a guest is being entered here whose counters count the entry. The driver
+    /// takes the entry back before the counters count it.
     pub fn enters_here(&self) -> bool {
         let Some(guest) = self.guest_here() else { return false };
         let counts = self.shape.counts_entries && self.domains[self.vcpus[guest].domain].hardware;
         counts && self.cpus[self.here.get()].entered.get() != Some(guest)
     }
 
-    /// Has the present agent execute something that causes `events`.
+    /// Makes the present agent execute something that causes `events`.
     pub fn retire(&self, events: &Events) {
         self.enter_or_exit();
         let cpu = &self.cpus[self.here.get()];
@@ -843,8 +843,8 @@ impl Machine {
         cpu.pmu.retire(ring, events, 1 << vcpu.domain);
     }
 
-    /// Checks that no counter which can interrupt counts while a vCPU executes, or in a mode of it,
-    /// that has not asked for it.
+    /// Checks that a counter which can interrupt counts only while a vCPU executes that has asked
+    /// for it, and only in the modes that the vCPU has asked for.
     fn check_strangers(&self, cpu: &Cpu, vcpu: &Vcpu, ring: Ring, mode: u64) {
         let asked = vcpu.sampled.get();
         if let Some(counter) = bits(cpu.pmu.sampling(ring)).find(|&c| asked[c] & mode == 0) {
@@ -859,12 +859,12 @@ impl Machine {
         cpu.tsc_offset.wrapping_add(cpu.time.get())
     }
 
-    /// Returns what a vCPU that executes here reads of it.
+    /// Returns the time-stamp counter as a vCPU that executes here reads it.
     pub fn guest_tsc(&self, vcpu: usize) -> u64 {
         self.vcpus[vcpu].reads(self.tsc())
     }
 
-    /// Returns the TSC ticks, of its own, for which a running vCPU has run.
+    /// Returns for how many TSC ticks, of its own, a running vCPU has run.
     pub fn vcpu_tsc(&self, vcpu: usize) -> u64 {
         let vcpu = &self.vcpus[vcpu];
         let running = vcpu.tsc_start.get().map_or(0, |start| vcpu.ticks(start, self.tsc()));

@@ -107,7 +107,7 @@ mod cli {
         if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// How much is run: seeds, steps of the guided search, and whether the exhaustive search is
+    /// The amount of work: seeds, steps of the guided search, and whether the exhaustive search is
     /// longer.
     struct Volume {
         seeds: u64,
@@ -280,8 +280,8 @@ mod cli {
         all_found
     }
 
-    /// Checks that a bug which is switched on for this thread is on in the threads that run seeds
-    /// for it, too: they find it in exactly the seeds in which this thread finds it.
+    /// Checks that a bug which is switched on for this thread is also on in the threads that run
+    /// seeds for it: they find it in exactly the seeds in which this thread finds it.
     fn is_planted_on_every_thread() -> bool {
         const SEEDS: u64 = 8;
         const STEPS: u64 = 10_000;

@@ -14,7 +14,8 @@ pub const SLOTS: usize = 24;
 
 /// The longest distance to an overflow: 31 bits, because a write of 32 bits extends their sign.
 pub const PERIOD_MAX: u64 = 0x7fff_ffff;
-/// The shortest period of which each overflow is told by itself. Any shorter one but 0 is allowed.
+/// The shortest period whose overflows are all told one by one. Any shorter period but 0 is
+/// allowed.
 pub const PERIOD_TOLD: u64 = 1_000;
 /// The number of attempts of a read before it gives up.
 pub const ATTEMPTS: u64 = 100;
@@ -46,7 +47,7 @@ pub struct Model {
     pub fixed_width: u32,
 }
 
-/// What a register is.
+/// The meaning of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
     /// The event select of this general counter.
@@ -78,7 +79,7 @@ impl Model {
     /// A processor with PerfMonV2.
     pub const AMD_V2: Self = Self { version: 2, ..Self::AMD_CORE };
 
-    /// Returns what its CPUID says.
+    /// Returns what the processor's CPUID says.
     pub fn cpuid(&self) -> Identity {
         match self.vendor {
             Vendor::Amd => Identity {

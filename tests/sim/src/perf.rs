@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates Linux's perf in a guest: what it does with its events around the module's core, its
-//! books of them, and the truth about each event.
+//! Simulates Linux's perf in a guest: its handling of events around the module's core, its books of
+//! them, and the truth about each event.
 //!
-//! An event is a task's, or it is a vCPU's and counts whoever executes there.  A task's events are
-//! in its *context*.  A context that was inherited has a copy of each event.  If two tasks switch
-//! directly whose contexts are copies of each other, perf exchanges the contexts, and the events
+//! An event belongs to a task, or to a vCPU, where it counts whoever executes.  A task's events are
+//! in its *context*.  A context that was inherited has a copy of each event.  If two tasks whose
+//! contexts are copies of each other switch directly, perf exchanges the contexts, and the events
 //! stay on the vCPU.  Events are in *groups*, which perf adds as a whole or not at all; most groups
 //! have one event.  Groups that find no counters wait for their turn.
 //!
-//! All events here count user mode only.  So it does not matter when the kernel looks at a counter,
+//! All events here count user mode only.  So it does not matter when the kernel reads a counter,
 //! and the truth is what was executed while the event was scheduled in.
 
 use std::cell::{Cell, RefCell};
@@ -36,9 +36,9 @@ const CONTEXT_MAX: usize = 6;
 /// Whose execution an event counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
-    /// That of the thread in whose context it is.
+    /// The execution of the thread in whose context it is.
     Task,
-    /// That of everything that executes on the vCPU in whose context it is.
+    /// The execution of everything on the vCPU in whose context it is.
     Vcpu,
 }
 
@@ -52,7 +52,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Returns the sum of this ledger and what another one has gained since it was `start`.
+    /// Returns this ledger plus the growth of another one from `start` to `now`.
     const fn and_since(self, start: Self, now: Self) -> Self {
         Self {
             counted: self.counted.wrapping_add(now.counted.wrapping_sub(start.counted)),
@@ -62,16 +62,16 @@ impl Ledger {
     }
 }
 
-/// What is known of an event's stalls.
+/// The state of an event's stalls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stalls {
-    /// The events that were executed meanwhile.
+    /// The events that were executed during stalls.
     missed: u64,
     /// The time in which the event did not count, as reported to perf.
     reported: u64,
     /// The number of steps for which the vCPU has not counted.
     still: u64,
-    /// Whether it did not count when this was noted.
+    /// Whether the vCPU did not count when this was noted.
     was_still: bool,
 }
 
@@ -91,15 +91,15 @@ struct Event {
     left: i64,
     /// Its number on the vCPU, while it is scheduled in.
     on: Option<u32>,
-    /// The ledger at the time when it was scheduled in or began to follow another thread.
+    /// The ledger when it was scheduled in or began to follow another thread.
     start: Ledger,
-    /// What it should have counted before that.
+    /// The count that it should have had before that.
     truth: Ledger,
     /// The time when perf added it.
     since: u64,
     /// The time in which the event did not count, as reported to perf.
     stalled: u64,
-    /// What was known of its stalls when perf last read it.
+    /// The state of its stalls when perf last read it.
     seen: Stalls,
     /// The count that the core has returned.
     count: u64,
@@ -142,10 +142,11 @@ pub struct Perf {
     lineages: Cell<u64>,
     groups: Cell<u64>,
     observers: Cell<u32>,
-    /// Threads about to execute on each vCPU that have got its present thread's context already.
+    /// For each vCPU, the thread that is about to execute and has already got the present thread's
+    /// context.
     heirs: Vec<Cell<Option<usize>>>,
     /// Whether a sample of a vCPU was disturbed so often that the module has given up. Then nothing
-    /// is known of its events.
+    /// is known of the vCPU's events.
     given_up: Cell<bool>,
 }
 
@@ -232,7 +233,7 @@ impl Machine {
         }
     }
 
-    /// Returns the ledger from which an event on this vCPU counts an interval.
+    /// Returns the ledger of which an event on this vCPU counts an interval.
     fn ledger(&self, index: usize, whose: Whose, kind: usize) -> Ledger {
         let vcpu = &self.vcpus[index];
         match (whose, vcpu.current.get()) {
@@ -253,7 +254,7 @@ impl Machine {
         Ledger { counted, unclear, missed }
     }
 
-    /// Returns what an event on this vCPU should have counted by now.
+    /// Returns the count that an event on this vCPU should have by now.
     fn truth_of(&self, index: usize, event: &Event) -> u64 {
         self.books_of(index, event).counted
     }
@@ -277,7 +278,8 @@ impl Machine {
         [on(&self.perf.vcpus[index]), self.task_here(index).map_or(0, on)]
     }
 
-    /// Notes that the module could not read a sample in all its attempts, and so does not count it.
+    /// Notes that the module could not read a sample in any of its attempts, and so does not count
+    /// it.
     pub fn note_disturbed(&self, index: usize) {
         if self.has_perf_here(index) && !self.is_gone() && self.was_disturbed() {
             self.perf.given_up.set(true);
@@ -306,13 +308,13 @@ impl Machine {
         self.observer_of_counting(self.vcpus[index].current.get()?)
     }
 
-    /// Has perf disable its PMU.
+    /// Makes perf disable its PMU.
     fn pmu_disable(&self, index: usize) {
         self.with_core(index, |cpu| cpu.disable_events());
         self.note_disturbed(index);
     }
 
-    /// Has perf enable its PMU.
+    /// Makes perf enable its PMU.
     fn pmu_enable(&self, index: usize) {
         let (forbidden, allowed) = self.policy_of(index);
         let was_still = Cell::new(false);
@@ -324,8 +326,8 @@ impl Machine {
         }
     }
 
-    /// Has perf's events on this vCPU continue in perf's page, because another one may be
-    /// registered no more.
+    /// Makes perf's events on this vCPU continue in perf's page, because another page may have been
+    /// unregistered.
     pub fn page_changed(&self, index: usize) {
         if self.has_perf_here(index) {
             let shown = self.here(index).page_changed();
@@ -338,14 +340,14 @@ impl Machine {
         (domain.forbidden.get(), domain.allowed.get())
     }
 
-    /// Notes whether the module has found that nothing counts, though it was to.
+    /// Notes whether the module has found that nothing counts, although something should.
     fn note_whether_known(&self, index: usize, was_still: bool) {
         let vcpu = &self.vcpus[index];
         vcpu.knows.set(was_still && vcpu.counts.get() == Counts::Nothing);
     }
 
-    /// Has the module load perf's events. Returns whether the thread here was found to have
-    /// overflowed.
+    /// Makes the module load perf's events. Returns whether it has found an overflow of the thread
+    /// here.
     fn load_events(&self, index: usize, was_still: &Cell<bool>) -> bool {
         was_still.set(self.vcpus[index].counts.get() == Counts::Nothing);
         let Some(thread) = self.thread_with_counters(index) else {
@@ -373,8 +375,8 @@ impl Machine {
         }
     }
 
-    /// Notes that the counters of a thread were suspended and resumed, if anything was published of
-    /// them.
+    /// Notes that the counters of a thread were suspended and resumed, if anything was published
+    /// about them.
     fn thread_was_loaded_again(&self, index: usize, thread: usize) {
         if self.vcpus[index].sampling.borrow().has_published() {
             self.suspended(index, thread);
@@ -383,15 +385,15 @@ impl Machine {
         }
     }
 
-    /// Returns what the present thread needs loaded.
+    /// Returns the configuration that the present thread needs loaded.
     fn kept(&self, index: usize) -> Option<Config> {
         let thread = self.thread_with_counters(index)?;
         let pmu = self.threads[thread].pmu.borrow();
         pmu.as_ref()?.needs().copied()
     }
 
-    /// Has perf add an event and start it, with its PMU disabled. Returns whether it found a
-    /// counter.
+    /// Makes perf add an event and start it, with its PMU disabled. Returns whether the event found
+    /// a counter.
     fn add_event(&self, index: usize, context: &RefCell<Context>, at: usize) -> bool {
         let mut event = context.borrow().events[at].clone();
         let (own, kept) = (self.own_observer(index), self.kept(index));
@@ -438,8 +440,8 @@ impl Machine {
         }
     }
 
-    /// Checks that perf was told of a stall if anything was missed since it last read the event,
-    /// and only if the vCPU has not counted.
+    /// Checks that perf was told of a stall if events were missed since it last read the event, and
+    /// only if the vCPU did not count.
     fn check_stalls(&self, index: usize, event: &mut Event) {
         let now = self.stalls_of(index, event);
         let before = std::mem::replace(&mut event.seen, now);
@@ -452,7 +454,7 @@ impl Machine {
         }
     }
 
-    /// Checks that perf's events here count where nobody keeps them from it.
+    /// Checks that perf's events here count if nothing prevents them from counting.
     fn check_goes_on(&self, index: usize, forbidden: u64) {
         let (vcpu, domain) = (&self.vcpus[index], &self.domains[self.vcpus[index].domain]);
         let busy = self.host_was_busy(vcpu.domain);
@@ -467,7 +469,7 @@ impl Machine {
         }
     }
 
-    /// Checks that an event has counted what was executed while it was scheduled in.
+    /// Checks that an event has counted the events that were executed while it was scheduled in.
     fn check_event(&self, index: usize, event: &Event) {
         let Ledger { counted: truth, unclear, .. } = self.books_of(index, event);
         self.readings.set(self.readings.get() + 1);
@@ -477,7 +479,7 @@ impl Machine {
         }
     }
 
-    /// Checks that perf has been told of every period of an event, once.
+    /// Checks that perf has been told of every period of an event exactly once.
     fn check_samples(&self, index: usize, event: &Event) {
         let Ledger { counted, unclear, .. } = self.books_of(index, event);
         let periods = |count: u64| count.checked_div(event.period).unwrap_or(0);
@@ -488,7 +490,7 @@ impl Machine {
         }
     }
 
-    /// Has perf stop an event and remove it, with its PMU disabled.
+    /// Makes perf stop an event and remove it, with its PMU disabled.
     fn remove_event(&self, index: usize, context: &RefCell<Context>, at: usize) {
         let (number, wide) = {
             let event = &context.borrow().events[at];
@@ -505,8 +507,8 @@ impl Machine {
         });
     }
 
-    /// Has perf add the groups of a context that find counters, in order, up to the first that does
-    /// not.
+    /// Makes perf add the groups of a context that find counters, in order, up to the first group
+    /// that does not.
     fn schedule_in(&self, index: usize, context: &RefCell<Context>) {
         let mut group = context.borrow().group_at(0);
         while !group.is_empty() {
@@ -517,7 +519,7 @@ impl Machine {
         }
     }
 
-    /// Has perf add the events of a group. If one finds no counter, those before it are removed
+    /// Makes perf add the events of a group. If one finds no counter, those before it are removed
     /// again. Returns whether the group is on the vCPU.
     fn schedule_group_in(
         &self,
@@ -536,7 +538,7 @@ impl Machine {
     }
 
     /// Checks that a group is refused only if there are no counters for it, or if the host forbids
-    /// counters, or has forbidden them and lets no page be registered since.
+    /// counters, or has forbidden them and has let no page be registered since.
     fn check_turned_away(&self, index: usize, context: &RefCell<Context>, group: Range<usize>) {
         let domain = &self.domains[self.vcpus[index].domain];
         let lost = domain.forbidden.get() > 0 && self.vcpus[index].registered.borrow().is_none();
@@ -597,7 +599,7 @@ impl Machine {
         swaps
     }
 
-    /// Has events that stay on the vCPU count another thread from now on.
+    /// Makes the events that stay on the vCPU count another thread from now on.
     fn follow(&self, events: &mut [Event], prev: usize, next: usize) {
         for event in events.iter_mut().filter(|event| event.on.is_some()) {
             event.truth = event.truth.and_since(event.start, self.ledger_of(prev, event.kind));
@@ -615,8 +617,8 @@ impl Machine {
         }
     }
 
-    /// Has perf's clock tick, so that other events get their turn. Now and then the user whose page
-    /// is shown has gone, and the page is unregistered, whatever counts.
+    /// Lets perf's clock tick, so that other events get their turn. Now and then the user whose
+    /// page is shown has gone. Then the page is unregistered, whatever counts.
     pub fn perf_tick(&self, index: usize) {
         if !self.has_perf_here(index) || !self.vcpus[index].online.get() {
             return;
@@ -636,7 +638,7 @@ impl Machine {
         }
     }
 
-    /// Has perf change the contexts of this vCPU and of its thread, with nothing scheduled in.
+    /// Makes perf change the contexts of this vCPU and of its thread, with nothing scheduled in.
     fn reschedule(&self, index: usize, change: impl Fn(&mut Context)) {
         let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
         let contexts = || [Some(&self.perf.vcpus[index]), task].into_iter().flatten();
@@ -650,7 +652,7 @@ impl Machine {
         self.pmu_enable(index);
     }
 
-    /// Handles the interrupt of an overflow, of whichever counter.
+    /// Handles the interrupt of an overflow of any counter.
     pub fn perf_interrupt(&self, index: usize) {
         if !self.has_perf_here(index) || self.events_here(index) == [0; 2] {
             return;
@@ -675,8 +677,9 @@ impl Machine {
         }
     }
 
-    /// Checks that an overflow of which perf has not been told is on its way. If counters were
-    /// loaded anew before its interrupt came, the event's counter overflows at what it counts next.
+    /// Checks that an overflow that was not reported to perf yet is on its way. If counters were
+    /// loaded anew before its interrupt came, the event's counter overflows at the next event that
+    /// it counts.
     pub fn check_event_overflows(&self, index: usize, on_its_way: bool) {
         if on_its_way || !self.has_perf_here(index) {
             return;
@@ -695,7 +698,7 @@ impl Machine {
         }
     }
 
-    /// Has a thread use perf.
+    /// Makes a thread use perf.
     pub fn operate_perf(&self, thread: usize, rng: &mut Rng) {
         self.in_kernel(|index| {
             if self.is_gone() || self.domains[self.vcpus[index].domain].caps.get().is_none() {
@@ -764,8 +767,8 @@ impl Machine {
         self.pmu_enable(index);
     }
 
-    /// Returns whether an event may be opened beside those of its group. Checks that it may not be
-    /// if there could never be counters for all of them, and only then.
+    /// Returns whether an event may be opened beside those of its group. Checks that it is refused
+    /// exactly if there could never be counters for all of them.
     fn fits_its_group(&self, index: usize, own: &RefCell<Context>, event: &Event) -> bool {
         let own = own.borrow();
         let others = own.events.iter().filter(|other| other.group == event.group);
@@ -810,7 +813,7 @@ impl Machine {
         }
     }
 
-    /// Gives another thread, which does not execute, copies of all events, as if this one had
+    /// Gives another thread, which does not execute, copies of all events, as if this thread had
     /// started it.
     fn inherit(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();

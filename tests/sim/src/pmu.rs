@@ -43,8 +43,8 @@ pub const OWNER_HOST: Owners = 1 << 126;
 /// An event select that is set before the driver comes: instructions in all rings but ring 0.
 const FIRMWARE: u64 = EVENT_CODES[0] | USR | EN;
 
-/// Bits that are never in a guest's selector: pin control, any-thread and host-only. Ring 0 may be,
-/// if that is not the hypervisor's.
+/// The bits that are never in a guest's selector: pin control, any-thread and host-only. The bit of
+/// ring 0 may be in it, if the hypervisor does not execute in that ring 0.
 const BEYOND_GUEST: u64 = 1 << 19 | 1 << 21 | HOST_ONLY;
 
 /// The event select that counts the hypervisor's own instructions.
@@ -95,7 +95,7 @@ pub fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
 #[derive(Debug)]
 pub struct Pmu {
     model: Model,
-    /// Returns the counter of the driver's own instructions.
+    /// The counter of the driver's own instructions.
     cost: Option<usize>,
     select: [Cell<u64>; GENERAL],
     fixed_ctrl: Cell<u64>,
@@ -113,7 +113,8 @@ pub struct Pmu {
     interrupting: Cell<u32>,
     /// Whether the local APIC has an interrupt to deliver.
     interrupt: Cell<bool>,
-    /// Whether its entry is masked, as Intel's is from an interrupt until it is written again.
+    /// Whether the interrupt's entry is masked, as Intel's is from an interrupt until it is written
+    /// again.
     masked: Cell<bool>,
 }
 
@@ -123,8 +124,8 @@ fn global_bit(counter: usize) -> u64 {
 }
 
 impl Pmu {
-    /// Resets the PMU of a CPU that was without power: registers hold what they do after a reset,
-    /// and nobody's events.
+    /// Resets the PMU of a CPU that was without power: registers have their values after a reset,
+    /// and hold nobody's events.
     pub fn reset(&self) {
         for register in self.select.iter().chain([&self.fixed_ctrl, &self.global_ctrl]) {
             register.set(0);
@@ -189,25 +190,26 @@ impl Pmu {
         self.selected_for[counters].iter().for_each(|of| of.set(owner));
     }
 
-    /// Notes that these counters' selectors, whoever had them written, are what `owner` wants.
+    /// Notes that these counters' selectors, for whomever they were written, are as `owner` wants
+    /// them.
     pub fn selected_alike(&self, counters: u32, owner: Owners) {
         bits(counters).for_each(|counter| self.selected_for[counter].set(owner));
     }
 
-    /// Returns the counters that count in `ring` what was selected for another than `owner`.
+    /// Returns the counters that count in `ring` and were selected for somebody else than `owner`.
     pub fn selected_for_others(&self, ring: Ring, owner: Owners) -> u32 {
         bits(self.in_ring[ring as usize].get())
             .filter(|&counter| self.selected_for[counter].get() != owner)
             .fold(0, |mask, counter| mask | 1 << counter)
     }
 
-    /// Returns the counters that could interrupt what executes in `ring`: they count there, and
-    /// interrupt.
+    /// Returns the counters that could interrupt the code that executes in `ring`: they count
+    /// there, and interrupt.
     pub fn sampling(&self, ring: Ring) -> u32 {
         self.interrupting.get() & self.in_ring[ring as usize].get()
     }
 
-    /// Has events occur in `ring`, caused by `owner`.
+    /// Makes events occur in `ring`, caused by `owner`.
     #[inline]
     pub fn retire(&self, ring: Ring, events: &Events, owner: Owners) {
         for index in bits(self.in_ring[ring as usize].get()) {
@@ -222,8 +224,9 @@ impl Pmu {
         }
     }
 
-    /// Handles a counter's overflow. If there is a status register, only a bit of it that goes from
-    /// 0 to 1 interrupts: an overflow that is not acknowledged prevents the next interrupt.
+    /// Handles a counter's overflow. If there is a status register, an overflow interrupts only if
+    /// it changes its bit from 0 to 1: an overflow that was not acknowledged prevents the next
+    /// interrupt.
     fn overflow(&self, counter: usize) {
         let is_intel = self.model.vendor == Vendor::Intel;
         let has_status = self.model.has_global();
@@ -274,7 +277,7 @@ impl Pmu {
         self.held(number).map(Cell::get)
     }
 
-    /// Executes WRMSR of any register, with any value. Returns whether it does not fault.
+    /// Executes WRMSR of any register, with any value. Returns whether there was no fault.
     pub fn try_wrmsr(&self, number: u32, value: u64) -> bool {
         let Some((register, held)) = self.model.register(number).zip(self.held(number)) else {
             return false;
@@ -290,7 +293,7 @@ impl Pmu {
         true
     }
 
-    /// Returns whether a write only acknowledges, or lets counters that interrupt count.
+    /// Returns whether a write only acknowledges overflows, or starts counters that interrupt.
     pub fn starts_or_stops(&self, number: u32, value: u64) -> bool {
         match self.model.register(number) {
             Some(Register::GlobalCtrl | Register::GlobalOvfCtrl) => true,
@@ -305,7 +308,7 @@ impl Pmu {
     ///
     /// # Errors
     ///
-    /// What is wrong with this read: the driver reads one register only.
+    /// The reason why this read is wrong: the driver reads only one register.
     pub fn rdmsr(&self, number: u32) -> Result<u64, String> {
         match self.model.register(number) {
             Some(Register::GlobalStatus) => Ok(self.status.get()),
@@ -318,9 +321,9 @@ impl Pmu {
     ///
     /// # Errors
     ///
-    /// What is wrong with this write: the processor faults, or the driver does what it must not.
-    /// It writes selectors only if they change and never with bits that reach beyond the guest,
-    /// counters only to clear them or if they interrupt.
+    /// The reason why this write is wrong: the processor faults, or the driver must not do this. It
+    /// writes selectors only if they change, and never with bits that reach beyond the guest. It
+    /// writes counters only to clear them, or if they interrupt.
     pub fn wrmsr(&self, number: u32, value: u64) -> Result<(), String> {
         let register = self
             .model
@@ -357,7 +360,7 @@ impl Pmu {
                 &self.select[index]
             }
         };
-        // The first owner clears every selector, since it does not know what it held.
+        // The first owner clears every selector, since the driver does not know its former value.
         if held.replace(value) == value && value != 0 {
             return Err(format!("MSR {number:#x} is written with what it holds"));
         }
@@ -391,7 +394,7 @@ impl Pmu {
         self.owners[counter].set(0);
     }
 
-    /// Returns whether a counter counts in guests with rings of their own, and elsewhere.
+    /// Returns whether a counter counts in guests with rings of their own, and whether elsewhere.
     fn places(&self, counter: usize) -> (bool, bool) {
         let select = self.select.get(counter).map_or(0, Cell::get);
         match (select & GUEST_ONLY != 0, select & HOST_ONLY != 0) {

@@ -2,8 +2,9 @@
 //! Simulates rings of samples in a guest: their memory, somebody who takes the records on any vCPU,
 //! and the rules for both.
 //!
-//! Every overflow of which a thread is told by records is a record of its ring, in order, or is
-//! counted as lost. A record is in no other ring, is taken once, and keeps its place until then.
+//! Every overflow that is reported to a thread by records is a record of the thread's ring, in
+//! order, or is counted as lost. A record is in no other ring, is taken once, and keeps its place
+//! until then.
 
 use std::cell::{Cell, RefCell};
 
@@ -31,7 +32,7 @@ const REQUEST: RingRequest = RingRequest {
 };
 const RECORD_BYTES: u64 = 1024;
 
-/// A record: the thread, and how many it had before.
+/// A record: its thread, and the number of records that the thread had before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     thread: usize,
@@ -46,11 +47,11 @@ pub struct ThreadRing {
     pub ring: Ring,
     /// The ring's memory, by places for records.
     memory: RefCell<[Option<Record>; PAGE_BYTES / RECORD_BYTES as usize]>,
-    /// The number of overflows of which the thread was told by records.
+    /// The number of overflows that were reported to the thread by records.
     overflows: Cell<u64>,
-    /// The counters of those overflows of which the last ones have no record yet.
+    /// The counters of the last of these overflows, which have no record yet.
     due: Cell<u32>,
-    /// Whether whoever waits for records was woken.
+    /// Whether the waiter for records was woken.
     pub is_woken: Cell<bool>,
     /// Every record that was written.
     written: RefCell<Vec<Record>>,
@@ -88,7 +89,7 @@ impl Machine {
         }
     }
 
-    /// Has the kernel write a record to the ring of the thread that executes here.
+    /// Makes the kernel write a record to the ring of the thread that executes here.
     pub fn write_record(&self, thread: usize, place: &RingPlace) {
         let own = &self.threads[thread];
         let number = own.ring.written.borrow().len() as u64;
@@ -113,8 +114,8 @@ impl Machine {
         ring.overflows.set(ring.overflows.get() + u64::from(counters.count_ones()));
     }
 
-    /// Checks that whoever waits for records of a thread is woken, if there are any: each ring here
-    /// is ready with its first record.
+    /// Checks that the waiter for records of a thread is woken, if there are any. Each ring here is
+    /// ready from its first record on.
     pub fn check_woken(&self, thread: usize, found: Signal) {
         let ring = &self.threads[thread].ring;
         let is_woken = ring.is_woken.take();
@@ -165,7 +166,7 @@ impl Machine {
         }
     }
 
-    /// Has a thread take records of any ring of its domain, from which nobody else is taking.
+    /// Makes a thread take records of any ring of its domain from which nobody else is taking.
     pub fn take_records(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();
         let other = threads.start + rng.index(threads.len());
@@ -179,7 +180,7 @@ impl Machine {
             self.step(Step::Note("record"));
             self.check_record(other, number);
         }
-        // It takes some of them, or more than there are.
+        // The thread takes some of them, or more than there are.
         let most = there - before + u64::from(rng.one_in(8));
         let taken = before + rng.below(most + 1);
         let answer = self.in_kernel(|_| own.ring.ring.take(taken));
@@ -196,7 +197,7 @@ impl Machine {
         own.ring.is_taken_from.set(false);
     }
 
-    /// Checks that a record which was not taken is where it was written.
+    /// Checks that a record which was not taken is still where it was written.
     fn check_record(&self, thread: usize, number: u64) {
         let own = &self.threads[thread];
         let written = own.ring.written.borrow().get(number as usize).copied();

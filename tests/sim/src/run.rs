@@ -94,7 +94,7 @@ impl Runner {
     }
 
     /// Looks for a decision log that is as short as possible and still breaks a rule: drops ever
-    /// smaller parts of what was decided, as long as a rule is still broken.
+    /// smaller parts of the log, as long as a rule is still broken.
     pub fn minimise(&mut self, seed: u64, found: &Outcome) -> Outcome {
         let mut best = found.clone();
         let mut part = best.decisions.len().div_ceil(2);
@@ -116,7 +116,7 @@ impl Runner {
         best
     }
 
-    /// Runs a machine as a search asks for. Returns what was chosen as well.
+    /// Runs a machine as a search demands. Also returns the choices that were made.
     pub(crate) fn explore(&mut self, shape: &Shape, path: Path) -> (Outcome, Choices) {
         let machine = Machine::run(shape, Chooser::Search(path), u64::MAX, false, &mut self.fibers);
         let choices = match &mut *machine.chooser.borrow_mut() {
@@ -150,7 +150,7 @@ pub struct Campaign {
     pub violations: Vec<(u64, Violation)>,
 }
 
-/// Has each of some threads do its share of the work, and returns the results.
+/// Makes each of some threads do its share of the work, and returns the results.
 pub(crate) fn shares<R: Send>(threads: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let (work, bug) = (&work, Bug::switched_on());

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tries every interleaving of a small machine with a bounded number of preemptions.
 //!
-//! It covers each order in which one program per thread, a few operations long, can execute on a
-//! few CPUs, if the hypervisor, the guest's scheduler and the choice of the physical CPU that
-//! executes next interrupt what executes at most as often as a scope says. An overflow's interrupt,
-//! and the guest's virtual one, come as soon as they can, or after a preemption that comes first.
-//! It does not cover more preemptions, longer programs, other configurations, or domains that are
-//! created, destroyed, moved or forbidden: seeds (`run`) and the guided search (`guided`) only
-//! sample those. States are distinguished by a 64-bit number: it is improbable, but not impossible,
-//! that two of some millions have the same.
+//! Each thread executes one program, which is a few operations long, on a few CPUs. A preemption is
+//! an interruption by the hypervisor, by the guest's scheduler or by the choice of the physical CPU
+//! that executes next. The search covers each order of execution with at most as many preemptions
+//! as a scope says. An overflow's interrupt, and the guest's virtual one, come as soon as they can,
+//! or after a preemption that comes first. The search does not cover more preemptions, longer
+//! programs, other configurations, or domains that are created, destroyed, moved or forbidden:
+//! seeds (`run`) and the guided search (`guided`) only sample those. States are distinguished by a
+//! 64-bit number: it is improbable, but not impossible, that two of some millions have the same.
 //!
 //! A machine cannot be copied in the middle of a core's function, so each branch is reached by
 //! running from the start again.  Two runs that order all accesses to the same object alike are in
 //! the same state, whatever the order of other accesses. The state's [`Marks`] represent that
-//! order. A state that was reached before with as many preemptions left is not explored again.
+//! order. The search does not continue from a state that it has already reached with as many
+//! preemptions left.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -59,13 +60,14 @@ impl Path {
             // Threads begin when all vCPUs are online.
             let early = |action| !ready && matches!(action, Action::Schedule(_));
             options.retain(|&action| machine.is_progress(action) && !early(action));
-            // An idle vCPU that has something to do does it, so that it is not switched for ever.
+            // An idle vCPU that has something to do does it. Otherwise it could be switched for
+            // ever.
             let begins = |action: &Action| matches!(action, Action::Schedule(_) | Action::Online);
             if options.iter().any(begins) {
                 options.retain(begins);
             }
         }
-        // There is one more choice than options: to continue, unless there is an interrupt to take.
+        // There is one more choice than options: to continue, unless an interrupt has to be taken.
         let due = options.iter().any(|&action| comes_by_itself(action));
         if due && !forced {
             options.sort_by_key(|&action| !comes_by_itself(action));
@@ -216,8 +218,7 @@ impl Marks {
 }
 
 impl Machine {
-    /// Notes that an agent begins a job, which makes its later states different from those of other
-    /// jobs.
+    /// Notes that an agent begins a job. Its later states then differ from those of other jobs.
     pub fn begin(&self, agent: usize, job: u64) {
         if let Some(own) = self.marks.agents.borrow_mut().get_mut(agent) {
             *own = mix(*own, job);
@@ -265,8 +266,8 @@ pub struct Search {
     pub violation: Option<Violation>,
 }
 
-/// Tries every interleaving of a small machine with at most as many preemptions as its scope says,
-/// or as are given.
+/// Tries every interleaving of a small machine. The number of preemptions is at most the scope's,
+/// or `preemptions` if that is given.
 pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     let mut runner = Runner::default();
     let mut result = Search::default();
@@ -316,8 +317,8 @@ fn counts() -> Vec<Op> {
     vec![Op::Start(counter), Op::Execute(100), Op::Read]
 }
 
-/// Returns a program that starts a counter which overflows when it is read, lets it continue, and
-/// reads it again.
+/// Returns a program that starts a counter which overflows when the program reads it, lets the
+/// counter continue, and reads it again.
 fn samples() -> Vec<Op> {
     let counter = CounterConfig {
         evntsel: evntsel(0, USR),
@@ -328,8 +329,7 @@ fn samples() -> Vec<Op> {
     vec![Op::Start(counter), Op::Execute(PERIOD_TOLD), Op::Read, Op::GoOn, Op::Read]
 }
 
-/// Returns the machines that are searched. If `far`, they are more than an ordinary test has time
-/// for.
+/// Returns the machines that are searched. If `far`, they take more time than an ordinary test has.
 pub fn scopes(far: bool) -> Vec<Scope> {
     let scope = |name, cpus, domains: &[_], program: fn() -> _, near, further| Scope {
         name,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Describes what a machine consists of, and how often things happen to it.
+//! Describes the parts of a machine, and how often things happen to it.
 
 use hv_driver::{Driver, Rate, Settings};
 use shared_abi::CounterConfig;
@@ -37,7 +37,7 @@ pub struct DomainShape {
     pub hardware: bool,
 }
 
-/// What a thread is to do.
+/// The work of a thread.
 #[derive(Clone, Debug)]
 pub enum Program {
     /// The thread's seed decides what it does.
@@ -59,7 +59,7 @@ pub enum Op {
     GoOn,
 }
 
-/// The relative frequencies of what is done to the machine.
+/// The relative frequencies of the actions on the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weights {
     /// Another physical CPU executes.
@@ -72,7 +72,7 @@ pub struct Weights {
     pub tick: u64,
     /// A guest takes a vCPU offline, or back.
     pub hotplug: u64,
-    /// The host forbids a domain, or allows it again.
+    /// The host forbids a domain to count, or allows it again.
     pub policy: u64,
     /// A domain is saved and restored on another host.
     pub restore: u64,
@@ -111,11 +111,11 @@ pub struct Shape {
     pub overflows_max: u64,
     /// How often things happen.
     pub weights: Weights,
-    /// The number of steps between two things that are done to the machine, on average.
+    /// The number of steps between two actions on the machine, on average.
     pub period: u64,
     /// Whether threads now and then execute a billion instructions at once.
     pub leaps: bool,
-    /// Whether every step is an instruction that counts; otherwise only work is.
+    /// Whether every step is an instruction that counts. Otherwise only work counts.
     pub noisy: bool,
     /// Whether administrators count whole CPUs.
     pub cpu_wide: bool,
@@ -127,13 +127,13 @@ pub struct Shape {
     pub rings: bool,
     /// Whether signals of overflows are lost now and then, as if threads had ignored them.
     pub loses_signals: bool,
-    /// What threads do.
+    /// The work of threads.
     pub program: Program,
     /// A part of the seeds of its threads.
     pub seed: u64,
 }
 
-/// Returns what a host decides about a domain: whether it may count, within no limits of its own.
+/// Returns a host's decision about a domain: whether it may count, without limits of its own.
 pub fn decision(allowed: bool) -> HvDomain {
     HvDomain { enabled: allowed.into(), ..HvDomain::default() }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates what threads do in user mode.
+//! Simulates the work of threads in user mode.
 
 use std::rc::Rc;
 
@@ -59,8 +59,8 @@ impl Counters for User<'_> {
     }
 
     /// The page that lets a thread read may be unregistered between its loads and its RDPMC.  The
-    /// thread then repeats its read, as it does with the library's handler of faults.  A read whose
-    /// last attempt has faulted ends with an error, which is looked at where the read ends.
+    /// thread then repeats its read, as it does with the library's handler of faults.  If the last
+    /// attempt has faulted too, the read ends with an error, which is checked at its end.
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         self.rdpmc(index).unwrap_or_else(|| {
             stamp.not_read();
@@ -81,7 +81,8 @@ impl Counters for User<'_> {
 }
 
 impl Machine {
-    /// Returns the page of a vCPU of its domain, as a thread has mapped it: that of its user.
+    /// Returns the page of a vCPU of the thread's domain, as the thread has mapped it: the page for
+    /// its user.
     pub fn vcpu_page(&self, thread: usize, number: u32) -> Option<&VcpuPage> {
         let own = &self.threads[thread];
         let vcpus = self.domains[own.domain].vcpus.clone();
@@ -106,8 +107,8 @@ impl Machine {
         self.exit(thread);
     }
 
-    /// Starts a thread, of an administrator or not, that has counters of its own or only counts
-    /// whole CPUs. While these count it has to wait.
+    /// Starts a thread, of an administrator or not. It has counters of its own, or only counts
+    /// whole CPUs. While whole CPUs count it has to wait.
     fn begin_beside_cpu_wide(&self, thread: usize) {
         let own = &self.threads[thread];
         let rng = &mut Rng::new(own.rng.borrow_mut().next());
@@ -205,8 +206,8 @@ impl Machine {
         }
     }
 
-    /// Executes a billion instructions at once, if the narrowest counter does not wrap between two
-    /// folds, nor reach its sign again after an overflow.
+    /// Executes a billion instructions at once, if the narrowest counter neither wraps between two
+    /// folds nor reaches its sign bit again after an overflow.
     fn leap(&self, rng: &mut Rng) {
         let events = [rng.below(1 << 30); EVENTS];
         let slice = self.cpus[self.here.get()].slice.get();
@@ -226,7 +227,7 @@ impl Machine {
         let before = self.disturbances(thread);
         let result = read_thread(&own.page, vcpus, &hw, &mut counts[..used]);
         match result {
-            // The read was for the counters that the thread had before.
+            // The read was of the counters that the thread had before.
             _ if own.traced.get() != traced => (),
             Ok(snapshot) => {
                 let looks = own.looks.borrow().clone();
@@ -246,7 +247,7 @@ impl Machine {
         own.changes.get() + vcpus.iter().map(|vcpu| vcpu.disturbances.get()).sum::<u64>()
     }
 
-    /// Reads what is published of any thread of its domain.
+    /// Reads the published values of any thread of its domain.
     fn read_other(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();
         let other = threads.start + rng.index(threads.len());
@@ -258,7 +259,7 @@ impl Machine {
             let mut values = vec![tsc];
             values.extend(counter);
             let claim = Claim { since, values };
-            // What is being published at this moment is not in the list yet.
+            // The values that are being published at this moment are not in the list yet.
             if self.threads[other].changing.get() {
                 self.threads[other].claims.borrow_mut().push(claim);
             } else {
@@ -296,8 +297,8 @@ impl Machine {
         }
     }
 
-    /// Returns what the thread has asked for last, to continue with the rest of its periods, or any
-    /// control.
+    /// Returns the control that the thread has asked for last, to continue with the rest of its
+    /// periods, or any control.
     fn any_control(&self, thread: usize, rng: &mut Rng) -> Control {
         let last = self.threads[thread].asked.get().filter(|_| rng.one_in(3));
         let Some(mut control) = last else {
@@ -319,7 +320,8 @@ impl Machine {
         control
     }
 
-    /// Returns some counters in any order, of so few kinds that threads often have the same.
+    /// Returns some counters in any order. They are of few kinds, so that threads often have the
+    /// same ones.
     pub fn random_control(&self, rng: &mut Rng) -> Control {
         let model = self.guests_model();
         let mut slots: Vec<usize> = model.counters().collect();
@@ -354,13 +356,13 @@ impl Machine {
         control
     }
 
-    /// Returns the model of what is left for guests.
+    /// Returns the model of the counters that are left for guests.
     pub fn guests_model(&self) -> Model {
         let model = self.shape.model;
         Model { general: model.general - u32::from(self.shape.cost), ..model }
     }
 
-    /// Returns a period: most often a short one. If threads leap, it may be long, up to the
+    /// Returns a period, which is short most often. If threads leap, it may be as long as the
     /// longest.
     pub fn random_period(&self, rng: &mut Rng) -> u64 {
         match rng.below(if self.shape.leaps { 5 } else { 16 }) {
@@ -372,7 +374,7 @@ impl Machine {
         }
     }
 
-    /// Returns a control that is wrong in one way, or would be right but for that.
+    /// Returns a control with one possible fault, which is otherwise valid.
     fn nearly_valid_control(&self, rng: &mut Rng) -> Control {
         let mut control = self.random_control(rng);
         let counter = &mut control.counter[0];

@@ -13,7 +13,7 @@ use shared_abi::limits::MAX_COUNTERS;
 use crate::model::{PERIOD_TOLD, SLOTS};
 use crate::pmu::{Events, OS, USR, event_of_counter};
 
-/// The ledgers of one moment, as far as one thread on one vCPU is concerned.
+/// The ledgers of one thread and one vCPU at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moment {
     /// All events of the thread in user mode so far.
@@ -37,8 +37,8 @@ pub struct Looks {
 #[derive(Debug, Default)]
 pub struct Sampling {
     latest: Looks,
-    /// The reads before the first write to a thread's page, which belong to a suspension, and those
-    /// before the last write, which belong to a resumption.
+    /// The reads before the first write to a thread's page belong to a suspension. The reads before
+    /// the last write belong to a resumption.
     published: Option<(Box<Looks>, Box<Looks>)>,
     fresh: bool,
 }
@@ -55,7 +55,7 @@ impl Sampling {
         self.fresh = true;
     }
 
-    /// Notes that a thread's page is written: what was sampled until now belongs together.
+    /// Notes that a thread's page is written: the samples until now belong together.
     pub fn publish(&mut self) {
         if std::mem::take(&mut self.fresh) {
             let looks = Box::new(self.latest.clone());
@@ -115,9 +115,9 @@ impl Counter {
         }
     }
 
-    /// Returns whether the counter follows the thread. User-mode events are the thread's own
+    /// Returns whether the counter follows the thread. User-mode events are the thread's own,
     /// whatever its kernel does. A counter that also counts in the kernel is charged to the thread
-    /// between the kernel's reads of it.
+    /// from one read by the kernel to the next.
     fn follows_thread(&self) -> bool {
         self.rings == USR
     }
@@ -135,10 +135,10 @@ pub struct Truth {
     stopped: bool,
     /// Whether an overflow has paused it.
     paused: bool,
-    /// Returns whether it is told of overflows by records.
+    /// Whether the thread is told of overflows by records.
     recorded: bool,
-    /// The counters that have overflowed, and of which the thread has not been told, or has not let
-    /// them continue.
+    /// The counters that have overflowed, and of which the thread was not told yet, or which it has
+    /// not let continue yet.
     pending: u32,
 }
 
@@ -235,7 +235,7 @@ impl Truth {
             self.sums[index] = self.counter(index, &looks);
         }
         self.stopped = true;
-        // The overflow that it was told of is over.
+        // The overflow that the thread was told of is over.
         if std::mem::take(&mut self.paused) {
             self.pending = 0;
         }
@@ -247,8 +247,8 @@ impl Truth {
         self.past(looks, |_| 0)
     }
 
-    /// Returns the counters whose overflows must be on the way. Several overflows of a short period
-    /// are told at once.
+    /// Returns the counters whose overflows must be on their way. Several overflows of a short
+    /// period are reported together.
     pub fn overdue(&self, looks: &Looks) -> u32 {
         self.past(looks, |period| match period {
             PERIOD_TOLD.. => 0,
@@ -279,7 +279,7 @@ impl Truth {
         }
     }
 
-    /// Returns the counters of which the thread has to be told.
+    /// Returns the counters of which the thread still has to be told.
     pub fn untold(&self) -> u32 {
         let stopped = self.stopped && !self.recorded;
         if self.paused || stopped { 0 } else { self.pending }
@@ -324,8 +324,8 @@ impl Truth {
         self.counters.len() == listed.len() && self.counters.iter().zip(listed).all(same)
     }
 
-    /// Notes that a control that counts something has succeeded at `now`. `failed` says that there
-    /// were no numbers.
+    /// Notes that a control that counts something has succeeded at `now`. `failed` says whether
+    /// there were no numbers before.
     pub fn control(&mut self, control: &Control, now: &Moment, failed: bool) {
         let tsc = control.flags & CONTROL_TSC != 0;
         let had_tsc = self.tsc && !failed;

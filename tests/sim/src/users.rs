@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Simulates users of one guest: the pages that a vCPU's kernel has for them, and the rule that
-//! each sees its own threads only.
+//! each user sees only its own threads.
 
 use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu};
@@ -20,7 +20,7 @@ pub fn observer(user: usize) -> Observer {
     Observer { container: CONTAINER, uid: user as u32, number, sees_kernel: user == ROOT }
 }
 
-/// A vCPU that executes its kernel, as the kernel has it for the module's core.
+/// A vCPU that executes its kernel, in the form in which the kernel passes it to the module's core.
 pub struct Here<'a> {
     pub machine: &'a Machine,
     pub index: usize,
@@ -60,7 +60,7 @@ impl<'a> LocalVcpu for Here<'a> {
         self.machine.perf.new_observer()
     }
 
-    /// Checks that the page is registered for whoever executes, or will in a moment.
+    /// Checks that the page is registered for the user who executes now or in a moment.
     fn note_number_of_perf(&mut self, _: u32) {
         let machine = self.machine;
         let vcpu = &machine.vcpus[self.index];
@@ -79,7 +79,7 @@ impl<'a> LocalVcpu for Here<'a> {
 }
 
 impl Machine {
-    /// Returns the subject that executes if this thread does, or the kernel's own if there is none.
+    /// Returns the subject of this thread, or the kernel's own if there is none.
     pub fn subject(&self, thread: Option<usize>) -> Subject {
         let uid = thread.map_or(0, |thread| self.threads[thread].owner.get() as u32);
         let kind = if thread.is_some() { SUBJECT_OPEN } else { SUBJECT_KERNEL };
@@ -98,13 +98,13 @@ impl Machine {
         }
     }
 
-    /// Returns a vCPU as its kernel has it for the module's core.
+    /// Returns a vCPU in the form in which its kernel passes it to the module's core.
     pub fn here(&self, index: usize) -> Here<'_> {
         Here { machine: self, index }
     }
 
-    /// Checks that a kernel is refused what it asks for about its pages only if the vCPU is
-    /// offline, if CPU-wide counting has it, or if the host forbids the domain.
+    /// Checks that a kernel's request about its pages is refused only if the vCPU is offline, if
+    /// CPU-wide counting has it, or if the host forbids the domain.
     pub fn check_pages(&self, index: usize, result: Result<(), Errno>) {
         let vcpu = &self.vcpus[index];
         match result {
@@ -115,8 +115,8 @@ impl Machine {
         }
     }
 
-    /// Has the page of a thread's user registered when the thread is switched in, if anything of it
-    /// is counted.
+    /// Registers the page of a thread's user when the thread is switched in, if anything of the
+    /// thread is counted.
     pub fn show_if_counting(&self, index: usize, thread: usize) {
         if self.counts(thread) {
             let shown = self.here(index).show_page_of(self.threads[thread].owner.get());
@@ -124,7 +124,7 @@ impl Machine {
         }
     }
 
-    /// Has the kernel suspend the counters of the thread that executes on a vCPU.
+    /// Makes the kernel suspend the counters of the thread that executes on a vCPU.
     pub fn suspend_present(&self, index: usize) {
         if let Some(thread) = self.vcpus[index].current.get() {
             let page = &self.threads[thread].page;
@@ -134,7 +134,7 @@ impl Machine {
         }
     }
 
-    /// Does what the probe of switches does before a vCPU's present thread leaves it to another
+    /// Does the work of the probe of switches before a vCPU's present thread leaves it to another
     /// one, or to none. Returns whether the present thread's counters were suspended.
     pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
         let vcpu = &self.vcpus[index];
@@ -155,8 +155,8 @@ impl Machine {
         has_left
     }
 
-    /// Makes a new thread a user's. It may first execute a program of another one, as set-uid
-    /// programs are, without a switch.
+    /// Lets some new threads first execute another user's program, as set-uid programs are, without
+    /// a switch.
     pub fn begin_as_somebody(&self, thread: usize) {
         let own = &self.threads[thread];
         if !self.shape.users || self.domains[own.domain].kind != Kind::Good {
@@ -170,9 +170,9 @@ impl Machine {
         }
     }
 
-    /// Returns whether a thread may find no page registered where it continues to read: its host
-    /// has forbidden the domain while another page was registered, or none, and lets no page be
-    /// registered since.
+    /// Returns whether a thread may find no page registered where it continues to read. That is so
+    /// if the host has forbidden the domain while another page was registered, or none, and has let
+    /// no page be registered since.
     pub fn may_be_refused_pages(&self, thread: usize) -> bool {
         let domain = &self.domains[self.threads[thread].domain];
         let here = &self.vcpus[self.vcpu_here()];
@@ -188,8 +188,8 @@ impl Machine {
         });
     }
 
-    /// Checks that no user's page is registered while another user's thread executes, unless it
-    /// counts as a whole.
+    /// Checks that no user's page is registered while another user's thread executes, unless the
+    /// vCPU is counted as a whole.
     pub fn check_isolation(&self, index: usize, thread: usize) {
         let vcpu = &self.vcpus[index];
         let own = &self.threads[thread];

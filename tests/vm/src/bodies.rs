@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Assembly that enters the kernel in its middle, with a known number of instructions.
+//! Assembly that enters the kernel in the middle, with a known number of instructions.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::global_asm;
@@ -23,7 +23,7 @@ global_asm!(
     "jmp 1f",
     "vm_tests_system_calls:",
     "mov r8d, 39", // getpid
-    // This is not needed, but it makes both the same for the counters.
+    // This instruction is not needed, but it makes both bodies equal for the counters.
     "jmp 1f",
     "1: push rbx",
     "mov rbx, rdi",
@@ -67,7 +67,7 @@ unsafe extern "C" {
     fn vm_tests_step_over(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
 }
 
-/// What a body does in each round.
+/// The action of a body in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
     /// Nothing.
@@ -125,18 +125,18 @@ impl Body {
     #[inline(always)]
     pub fn execute(&self, memory: &mut [u8]) {
         assert!(memory.len() == 2 * PAGE_BYTES);
-        // SAFETY: a string starts in the first page and is no longer than a page.
+        // Executes the body. Strings are in the middle of `memory`, which has two pages.
         unsafe { (self.code)(self.rounds, memory.as_mut_ptr().add(PAGE_BYTES - 8)) }
     }
 }
 
-/// Has the process skip UD2 instructions from now on.
+/// Makes the process skip UD2 instructions from now on.
 ///
 /// # Errors
 ///
 /// The kernel's error.
 pub fn step_over_invalid() -> io::Result<()> {
-    // SAFETY: the handler changes nothing but where its thread goes on.
+    // SAFETY: the handler changes only the address at which its thread continues.
     let result = unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = vm_tests_step_over as *const () as usize;

@@ -21,7 +21,7 @@ struct Taken {
     /// The number of instructions that were executed until then, itself among them.
     after: usize,
     branch: Branch,
-    /// The words of perf's that select it (`PERF_SAMPLE_BRANCH_*`).
+    /// perf's words that select it (`PERF_SAMPLE_BRANCH_*`).
     kinds: u32,
 }
 
@@ -94,8 +94,8 @@ impl Path {
     }
 }
 
-/// Returns the words of perf's that select the branch that starts with these bytes, or 0.  SYSCALL
-/// is none that ends where it begins.
+/// Returns perf's words that select the branch that starts with these bytes, or 0.  SYSCALL has
+/// none, since its branch ends in the kernel.
 fn kinds(code: [u8; 8]) -> u32 {
     let start = usize::from((0x40..=0x4f).contains(&code[0]));
     let field = code[start + 1] >> 3 & 7;

@@ -93,8 +93,7 @@ const BACK: Duration = Duration::from_millis(400);
 pub struct Returns {
     /// Returns of the last physical CPU from being offline.
     pub last: AtomicU64,
-    /// Returns of all of them from suspend to RAM, while the threads that are disturbed still
-    /// executed.
+    /// Returns of all of them from suspend to RAM while the disturbed threads still executed.
     pub all: AtomicU64,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! RDPMC's indices of the numbers that the emulator keeps of what a physical CPU does
-//! (`testbed/qemu`, property `pmu-tally`).
+//! RDPMC's indices of the numbers that the emulator keeps about a physical CPU (`testbed/qemu`,
+//! property `pmu-tally`).
 
 /// The first number. The others follow in the order of the emulator's documentation.
 pub const FIRST: u32 = 0x7461_6c79;

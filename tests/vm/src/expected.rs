@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Predicts by how much two readings differ in addition to what is measured: what a read itself
-//! executes, known from its machine code.
+//! Predicts how much two readings differ in addition to the measured code. That is what a read
+//! itself executes, which its machine code shows.
 //!
 //! A child process is single-stepped through the very code that measures. Its counters' pages are
 //! replaced by copies that nobody writes, since stepping would otherwise disturb every read. To
-//! make a read start over, the copy's sequence word is changed in its middle.
+//! make a read start over, the copy's sequence word is changed in the middle of the read.
 #![expect(unsafe_code, reason = "mappings are pointers")]
 
 use std::ffi::c_void;
@@ -43,7 +43,7 @@ impl Overhead {
     ) -> Result<[Self; N]> {
         let undisturbed =
             Stepped::new()?.trace(N, |session| difference(session).map(drop), None)?;
-        // The first RDPMC of the later read.
+        // This is the first RDPMC of the later read.
         let disturbed =
             Stepped::new()?.trace(N, |session| difference(session).map(drop), Some(N))?;
         let (straight, retried) = (undisturbed.places(Kind::Rdpmc), disturbed.places(Kind::Rdpmc));
@@ -82,7 +82,7 @@ pub struct Stepped {
     pages: NonNull<c_void>,
 }
 
-/// What a stepped child counts; nobody looks at it.
+/// A stepped child counts these events, and nobody reads their counts.
 const EVENTS: [Event; 4] = [
     Event::INSTRUCTIONS.user(),
     Event::BRANCHES.user(),
@@ -127,7 +127,7 @@ impl Stepped {
         };
         let body = |mut session: Session| {
             body(&mut session)?;
-            // Its pages are no longer the device's.
+            // The session's pages are no longer the device's, so it must not be dropped.
             std::mem::forget(session);
             Ok(())
         };
@@ -151,7 +151,7 @@ impl Stepped {
                 let original = unsafe { &*thread.cast::<AtomicU64>().add(word) };
                 self.word(word * size_of::<AtomicU64>()).store(original.load(Relaxed), Relaxed);
             }
-            // ATOMICS: what was copied is not newer than the stamps are.
+            // ATOMICS: the copied words are not newer than the stamps.
             fence(Ordering::Acquire);
             if self.stamps(session)? == stamp {
                 break;
@@ -160,9 +160,10 @@ impl Stepped {
         let bytes = NonZeroUsize::new(pages * PAGE_BYTES).context("there are pages")?;
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
         let device = NonNull::new(thread.cast_mut().cast()).context("a page has an address")?;
-        // SAFETY: a new mapping, whose place is then the device's, to which no reference is alive:
-        // who has none of its pages may not execute RDPMC.  The copies take the place that the
-        // device's had; this process uses its own view of them no more.
+        // SAFETY: the new mapping only reserves a place, to which the device's mapping is moved. No
+        // reference to that is alive. It stays mapped, since a process with none of its pages may
+        // not execute RDPMC.  The copies are moved to its former place, and this process no longer
+        // uses its own view of them.
         unsafe {
             let aside = mmap_anonymous(None, bytes, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE)?;
             mremap(device, bytes.get(), bytes.get(), flags, Some(aside))?;
@@ -171,7 +172,7 @@ impl Stepped {
         Ok(())
     }
 
-    /// Returns stamps that change whenever the page of the thread or that of its vCPU does.
+    /// Returns stamps that change whenever the page of the thread or the page of its vCPU does.
     fn stamps(&self, session: &Session) -> Result<impl PartialEq + use<>> {
         let thread = session.thread_page().context("a new session has a page")?;
         let vcpu = thread.vcpu.load(Relaxed);
@@ -181,7 +182,7 @@ impl Stepped {
 
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset < BYTES.get() && offset.is_multiple_of(size_of::<AtomicU64>()));
-        // SAFETY: inside the mapping, which lives as long as this process.
+        // SAFETY: the offset is inside the mapping, which lives as long as this process.
         unsafe { &*self.pages.as_ptr().cast::<u8>().add(offset).cast::<AtomicU64>() }
     }
 }

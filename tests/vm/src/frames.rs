@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Functions with frame pointers. It is known where they are after a number of instructions.
+//! Functions with frame pointers, whose place is known after each number of instructions.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::global_asm;
@@ -64,7 +64,8 @@ impl Descent {
 
     /// Executes the descent.
     pub fn execute(self) {
-        // SAFETY: follows the calling convention, and uses as much stack as a function's two words.
+        // SAFETY: the assembly follows the calling convention, and uses only the stack of one
+        // function's two words per call.
         unsafe { vm_tests_descend(self.iterations, self.depth) }
     }
 
@@ -111,7 +112,7 @@ impl Descent {
 
 /// Executes a loop while the frame pointer has this value.
 pub fn loop_with_frame(iterations: u64, frame: u64) {
-    // SAFETY: the frame pointer is never followed, and restored.
+    // SAFETY: nobody follows the frame pointer, and the assembly restores it.
     unsafe { vm_tests_frame(iterations, frame) }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Says what this guest is, and who makes its PMU.
+//! Finds out what this guest is, and who provides its PMU.
 
 use std::fs;
 

@@ -5,33 +5,33 @@ use std::collections::BTreeMap;
 
 use crate::expected::Overhead;
 
-/// How often readings were more than the truth, by which amount, and after how many retries.
+/// How often readings were above the truth, by which amount, and after how many retries.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
     /// Number of readings for each number of retries and distance from the truth.
     readings: BTreeMap<(u32, i64), u64>,
-    /// Sum of what was true.
+    /// Sum of the true values.
     truth: u64,
 }
 
-/// How far readings are from what was predicted.
+/// How far readings are from the prediction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// What most readings without a retry add to the truth; `None` if all were retried.
     pub constant: Option<i64>,
     /// What each retry adds in most readings; `None` if there was none.
     pub per_retry: Option<i64>,
-    /// Largest distance from what was predicted.
+    /// Largest distance from the prediction.
     pub error_max: u64,
     /// Readings with a distance.
     pub error_count: u64,
-    /// Sum of what was true.
+    /// Sum of the true values.
     pub truth: u64,
-    /// Sum of what was read, less what the reads themselves count.
+    /// Sum of the readings, without the cost of the reads themselves.
     pub reading: u64,
 }
 
-/// What reads themselves count.
+/// The cost of the reads themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prediction {
     /// A reading without a retry adds this to the truth.
@@ -61,7 +61,7 @@ impl Prediction {
 }
 
 impl Histogram {
-    /// Records one reading, and what was true.
+    /// Records one reading, and the true value.
     pub fn add(&mut self, retries: u32, reading: u64, truth: u64) {
         let distance = reading.wrapping_sub(truth) as i64;
         *self.readings.entry((retries, distance)).or_default() += 1;
@@ -94,7 +94,7 @@ impl Histogram {
         same.max_by_key(|(_, count)| **count).map(|(key, _)| *key)
     }
 
-    /// Compares all readings with what was predicted. Returns `None` if there is no reading.
+    /// Compares all readings with the prediction. Returns `None` if there is no reading.
     pub fn judge(&self, predicted: Prediction) -> Option<Verdict> {
         if self.readings.is_empty() {
             return None;

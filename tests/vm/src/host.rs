@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Asks the host of this guest for what tests need: it moves the guest's vCPUs, lets it count or
-//! forbids it, and knows what it and its driver have done.
+//! Makes requests of tests to the host of this guest. The host moves the guest's vCPUs, lets the
+//! guest count or forbids it, and reports its own work and its driver's.
 //!
 //! Xen's control domain is its own host ([`xen`](crate::xen)); a guest of KVM asks a program there
 //! ([`kvm`](crate::kvm)).
@@ -12,7 +12,7 @@ use crate::kvm::Kvm;
 use crate::raw::{Argument, Refusal};
 use crate::xen::Xen;
 
-/// How long a vCPU has been in which state.
+/// How long a vCPU has been in each state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Runstate {
     /// The time on a physical CPU. Unit: ns.
@@ -30,14 +30,14 @@ pub trait Host: Sync {
     /// `EINVAL` if there is no such vCPU, or if none of the CPUs is online.
     fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal>;
 
-    /// Has vCPUs that wait for a physical CPU get it as soon as possible, or takes that back.
+    /// Makes waiting vCPUs get a physical CPU as soon as possible, or undoes that.
     ///
     /// # Errors
     ///
     /// The scheduler's error.
     fn preempt_often(&self, often: bool) -> Result<(), Refusal>;
 
-    /// Returns how long a vCPU has been in which state.
+    /// Returns how long a vCPU has been in each state.
     ///
     /// # Errors
     ///

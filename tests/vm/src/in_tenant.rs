@@ -20,19 +20,19 @@ use crate::xen::Xen;
 /// Tests with their names.
 #[derive(Clone, Copy, Debug)]
 pub struct Tests<F: 'static> {
-    /// Those while vCPUs are left alone.
+    /// The tests while vCPUs are left alone.
     pub at_rest: &'static [(&'static str, F)],
-    /// Tests that are run while vCPUs are moved between physical CPUs.
+    /// The tests while vCPUs are moved between physical CPUs.
     pub moved: &'static [(&'static str, F)],
-    /// Those while the tenant is saved and restored, and migrated, by turns.
+    /// The tests while the tenant is saved and restored, and migrated, by turns.
     pub saved: &'static [(&'static str, F)],
 }
 
-/// How long a tenant executes before it is made another domain, and how often that is done during a
+/// How long a tenant executes before it becomes another domain, and how often that happens during a
 /// test.
 const BETWEEN_DOMAINS: Duration = Duration::from_secs(2);
 const DOMAINS: usize = 4;
-/// What the control domain sends when the tenant may end such a test.
+/// The message of the control domain when the tenant may end such a test.
 const ENOUGH: &str = "enough";
 
 /// How vCPUs are moved.
@@ -47,8 +47,8 @@ pub struct Moves {
 }
 
 impl<F> Tests<F> {
-    /// Runs in the control domain: creates the tenant, and receives from it what each test has
-    /// found, by `receive`.
+    /// Runs in the control domain: creates the tenant, and receives each test's result from it by
+    /// `receive`.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 pub enum Interrupt {
     /// One that cannot be masked.
     Nmi,
-    /// One that a CPU sends itself for work that could not be done where it came up.
+    /// An interrupt by which a CPU interrupts itself, for work that could not be done at once.
     Work,
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests that counts of kernel mode are what the emulator itself has executed.
+//! Tests that counts of kernel mode equal what the emulator itself has executed.
 //!
-//! The kernel's instructions are what the emulator executes (its tally, `testbed/qemu`) less what
-//! the program executes, known from its machine code. A counter of kernel mode has to have the same
-//! number, to the instruction.
+//! The kernel's instructions are those of the emulator's tally (`testbed/qemu`) minus the program's
+//! own, which its machine code shows. A counter of kernel mode has to have the same number, to the
+//! instruction.
 //!
 //! A PV guest's kernel executes outside ring 0, as the program does, and the hypervisor executes in
 //! ring 0. A PVH guest's kernel executes in ring 0, as the hypervisor does. But the hypervisor
@@ -68,7 +68,7 @@ struct Measured {
 /// The program's own instructions in a measurement, without the body's.
 #[derive(Clone, Copy, Debug)]
 struct Own {
-    /// The instructions between both looks at the emulator.
+    /// The instructions between both reads of the tally.
     all: u64,
     /// Those of them that are not between both readings of the second counter.
     outside: u64,
@@ -141,8 +141,8 @@ fn judge_one(
     Ok(if enough { Ok(()) } else { Err(format!("only {undisturbed} measurements")) })
 }
 
-/// Makes a measurement. Returns `None` if the kernel ran between a look at the emulator and the
-/// reading beside it, or if anything else than this thread's kernel ran in its middle.
+/// Makes a measurement. Returns `None` if the kernel ran between a read of the tally and the
+/// reading beside it, or if anything but this thread's kernel ran in the middle.
 fn measure_undisturbed(
     session: &Session,
     body: &Body,
@@ -168,7 +168,7 @@ fn measure_undisturbed(
     Ok(Some(Measured { counts: (closing - opening).counts, executed: after.less(before) }))
 }
 
-/// Looks at the emulator, at exits first, then reads.
+/// Reads the tally, exits first, and then the counters.
 #[inline(never)]
 fn open(session: &Session) -> Result<(Tallies, Reading<2>), Error> {
     let exits = Hardware.counter(EXITS);
@@ -177,7 +177,7 @@ fn open(session: &Session) -> Result<(Tallies, Reading<2>), Error> {
     Ok((Tallies { exits, ring_0, outside }, session.read::<2>()?))
 }
 
-/// Reads, then looks at the emulator, at exits last.
+/// Reads the counters, and then the tally, exits last.
 #[inline(never)]
 fn close(session: &Session) -> Result<(Reading<2>, Tallies), Error> {
     let reading = session.read::<2>()?;

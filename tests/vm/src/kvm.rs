@@ -45,7 +45,7 @@ struct Call {
     length: u32,
 }
 
-/// What a guest asks for.
+/// A guest's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// [`Host::set_affinity`]. From the first such request on, nobody else moves a vCPU.
@@ -105,12 +105,12 @@ pub enum Request {
     },
 }
 
-/// What the host's perf says when it is to count all of the host's CPUs, as `perf stat -a` has it.
+/// The result of the host's perf when it counts all of the host's CPUs, as `perf stat -a` does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostPerf {
-    /// Why it cannot, or 0.
+    /// The error for which it cannot count, or 0.
     pub errno: u64,
-    /// The number of instructions by which it is wrong about a thread.
+    /// The number of instructions by which its count of a thread is wrong.
     pub error: u64,
     /// Whether the host's hard-lockup watchdog runs.
     pub watchdog: bool,
@@ -211,18 +211,18 @@ impl Kvm {
         Ok(Self { port: Mutex::new(BufReader::new(port)), call: OnceLock::new() })
     }
 
-    /// Has another process run this guest, to which it is migrated while it executes, or else saved
+    /// Makes another process run this guest. The guest is migrated while it executes, or else saved
     /// and restored. The answer comes where the guest continues.
     ///
     /// # Errors
     ///
-    /// `EIO` if it cannot be done. The host's console says why.
+    /// `EIO` if this fails. The host's console says why.
     pub fn move_to_another(&self, live: bool, allowed: bool) -> Result<(), Refusal> {
         self.request(Request::Move { live, allowed }).map(drop)
     }
 
-    /// Has a second guest like this one run beside it, whose kernel gets the argument
-    /// [`NEIGHBOUR`]. Returns the numbers that its command has printed, once it has ended well.
+    /// Runs a second guest like this one beside it, whose kernel gets the argument [`NEIGHBOUR`].
+    /// Returns the numbers that its command has printed, once it has ended well.
     ///
     /// # Errors
     ///
@@ -231,8 +231,8 @@ impl Kvm {
         self.request(Request::Neighbour { allowed })
     }
 
-    /// Returns what the host's `perfctr domains limits` says: general counters, fixed ones, and
-    /// whether they sample.
+    /// Returns the numbers of the host's `perfctr domains limits`: general counters, fixed ones,
+    /// and whether they sample.
     ///
     /// # Errors
     ///
@@ -241,7 +241,7 @@ impl Kvm {
         self.request(Request::Limits)
     }
 
-    /// Returns how much memory the process has locked that runs this guest. Unit: KiB.
+    /// Returns how much memory the process that runs this guest has locked. Unit: KiB.
     ///
     /// # Errors
     ///
@@ -253,8 +253,8 @@ impl Kvm {
         }
     }
 
-    /// Has the host stop this guest, read the registers of all its vCPUs, and let it go on. Returns
-    /// how often the driver has switched a vCPU out meanwhile.
+    /// Makes the host stop this guest, read the registers of all its vCPUs, and let it go on.
+    /// Returns how often the driver has switched a vCPU out meanwhile.
     ///
     /// # Errors
     ///
@@ -266,9 +266,9 @@ impl Kvm {
         }
     }
 
-    /// Has the host allow a machine by the number of the process that made it: while that process
-    /// is there, when it is gone, and when another process has its number.  Returns the three
-    /// errors, 0 for none.
+    /// Makes the host allow a machine by the number of the process that made it: while that process
+    /// exists, when it is gone, and when another process has its number.  Returns the three errors,
+    /// 0 for none.
     ///
     /// # Errors
     ///
@@ -277,7 +277,7 @@ impl Kvm {
         self.request(Request::Reused)
     }
 
-    /// Returns what the host's `perfctr domains list` says of each machine: whether it runs this
+    /// Returns what the host's `perfctr domains list` prints for each machine: whether it runs this
     /// guest, and whether it may count.
     ///
     /// # Errors
@@ -305,7 +305,7 @@ impl Kvm {
         self.request(Request::AllowNobody)
     }
 
-    /// Has the host's perf count all of the host's CPUs for a moment.
+    /// Makes the host's perf count all of the host's CPUs for a moment.
     ///
     /// # Errors
     ///
@@ -317,7 +317,7 @@ impl Kvm {
         }
     }
 
-    /// Has the host's perf count all of the host's CPUs from now on, or stop that.
+    /// Makes the host's perf count all of the host's CPUs from now on, or stop that.
     ///
     /// # Errors
     ///
@@ -349,7 +349,7 @@ impl Kvm {
     }
 
     fn request(&self, request: Request) -> Result<Vec<u64>, Refusal> {
-        // A thread that has panicked has left nothing here that matters.
+        // A thread that has panicked leaves no state here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = String::new();
         port.get_mut()
@@ -412,8 +412,8 @@ impl Host for Kvm {
     fn perfctr_op(&self, op: u32, mut argument: Argument<'_>, length: u32) -> Result<(), Refusal> {
         let mut call = Call { address: argument.address(), op, length };
         let device = self.call()?.as_raw_fd();
-        // SAFETY: the structure is as large as the request's number says; the memory that it names
-        // is as large as the operation needs, or nobody's.
+        // SAFETY: the structure is as large as the request's number says. The memory that it names
+        // is as large as the operation needs, or is nobody's.
         Refusal::result(unsafe { libc::ioctl(device, IOCTL_CALL, &raw mut call) }).map(drop)
     }
 

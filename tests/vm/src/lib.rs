@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The parts that the programs which run inside the test VM's guest have in common.
+//! The parts that the programs inside the test VM's guest share.
 //!
-//! They judge the library, the module and the hypervisor from outside: regions of code with a
-//! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
-//! and what the sides say about themselves ([`stats`]).
+//! They judge the library, the module and the hypervisor from outside: by regions of code with a
+//! known number of instructions ([`region`]), by requests that must be refused ([`raw`], [`xen`]),
+//! and by the statistics of each side ([`stats`]).
 //!
 //! Two more programs execute where no user's program does: `kmod`, a module that tries to read
-//! counters in a tenant's kernel, and `guest32`, a 32-bit kernel that is all of its domain.
+//! counters in a tenant's kernel, and `guest32`, a 32-bit kernel that is alone in its domain.
 
 pub mod bodies;
 pub mod branches;

@@ -68,7 +68,7 @@ impl Mapping {
         unsafe { mprotect(self.start, self.bytes, access) }
     }
 
-    /// Has a pipe refer to one of its pages.
+    /// Makes a pipe refer to one of its pages.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Mapping {
     pub fn splice(&self, page: usize, pipe: &impl AsFd) -> Result<(), Errno> {
         let at = self.start.as_ptr().wrapping_byte_add(page * PAGE_BYTES);
         let part = libc::iovec { iov_base: at, iov_len: PAGE_BYTES };
-        // SAFETY: the kernel refers to memory that is mapped, and nobody here looks into it.
+        // SAFETY: the kernel refers to mapped memory, and nobody here reads it.
         let spliced = unsafe { libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const part, 1, 0) };
         Errno::result(spliced).map(drop)
     }

@@ -42,7 +42,7 @@ pub fn load_file(path: &str, parameters: &CStr) -> Result<()> {
     finit_module(&file, parameters, ModuleInitFlags::empty()).context("cannot load the module")
 }
 
-/// Has the module register the page of every vCPU, until the result is dropped. This is for
+/// Makes the module register the page of every vCPU, until the result is dropped. This is for
 /// programs that make hypercalls of their own.
 ///
 /// # Errors
@@ -101,7 +101,7 @@ pub fn log() -> Result<String> {
         match messages.read(&mut message) {
             Ok(bytes) => log += &String::from_utf8_lossy(&message[..bytes]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(log),
-            // The oldest message has given way to a new one.
+            // The oldest message was overwritten by a new one.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error).context(FILE),
         }
@@ -116,7 +116,7 @@ pub fn log() -> Result<String> {
 pub fn complains_of_nothing() -> Result<()> {
     const COMPLAINTS: [&str; 4] = ["BUG:", "WARNING:", "Oops", "NMI received for unknown reason"];
     let log = log()?;
-    // What the kernel says of the CPU when it boots is not about the module.
+    // The kernel's messages about the CPU at boot do not concern the module.
     let mut lines = log.lines().filter(|line| !line.contains("/admin-guide/hw-vuln/"));
     let complaint = lines.find(|line| COMPLAINTS.iter().any(|bad| line.contains(bad)));
     ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");
@@ -127,7 +127,7 @@ pub fn complains_of_nothing() -> Result<()> {
 ///
 /// # Errors
 ///
-/// The error has what the kernel complains of, or is one of [`unload`] and [`load`].
+/// The error has the kernel's complaint, or is one of [`unload`] and [`load`].
 pub fn reload_unharmed() -> Result<()> {
     complains_of_nothing()?;
     unload_when_idle().context("cannot unload the module")?;

@@ -73,7 +73,7 @@ impl Event {
             Whose::Cpu(cpu) => (-1, cpu as i32),
         };
         let group = leader.map_or(-1, |leader| leader.0.as_raw_fd());
-        // SAFETY: the attributes are writable and say how large they are.
+        // SAFETY: the attributes are writable and state their size.
         let event = unsafe { perf_event_open(&raw mut attributes, pid, cpu, group, 0) };
         let event = Errno::result(event)?;
         // SAFETY: a new descriptor, which nobody else owns.
@@ -100,7 +100,7 @@ impl Event {
         Ok(words)
     }
 
-    /// Has the event and its group count from now on.
+    /// Makes the event and its group count from now on.
     ///
     /// # Errors
     ///
@@ -275,11 +275,11 @@ impl Sampling {
         records
     }
 
-    /// Calls `take` with each record since the last call: its type, and what returns its words, of
-    /// which the first is its header.
+    /// Calls `take` with each record since the last call: its type, and a function that returns its
+    /// words, of which the first is its header.
     fn each_record(&mut self, mut take: impl FnMut(u32, &dyn Fn(u64) -> u64)) {
         let page: *mut perf_event_mmap_page = self.ring.as_mut_ptr().cast();
-        // SAFETY: the first page of the mapping has this form, which the kernel keeps up to date.
+        // SAFETY: the first page of the mapping has this form, and the kernel keeps it up to date.
         let (head, tail) = unsafe { ((*page).data_head, (*page).data_tail) };
         fence(Ordering::Acquire);
         let data = &self.ring[PAGE_BYTES..];

@@ -24,8 +24,8 @@ use crate::perf::{Event, Whose, generic};
 use crate::step::Held;
 
 /// The environment in which programs execute the same instructions in each run. A hypervisor may
-/// say something else of the CPU and its caches, by which the C library chooses how to copy and
-/// compare, and how to save registers while it finds a function at its first call.
+/// report another CPU and other caches. By these the C library chooses how to copy and compare, and
+/// how to save registers while it looks up a function at its first call.
 const ENVIRONMENT: [(&str, &str); 4] = [
     ("LD_BIND_NOW", "1"),
     ("LC_ALL", "C"),
@@ -85,9 +85,9 @@ impl Running {
 pub fn prepare() -> Result<()> {
     // Until the kernel has random numbers, the C library's allocator makes up its own.
     File::open("/dev/random")?.read_exact(&mut [0])?;
-    // From now on no file's time of access changes. Python computes it whenever it looks for a
-    // module, and executes some more instructions if its ns are not 0, as they are until the first
-    // access.
+    // From now on no file's time of access changes. Python computes with that time whenever it
+    // looks for a module, and executes some more instructions if its ns are not 0, as they are
+    // until the first access.
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOATIME;
     Ok(mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)?)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Makes requests as they cross the boundary, good and bad ones.
+//! Makes requests in the form in which they cross the boundary, good and bad ones.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
@@ -28,7 +28,8 @@ impl<'a> Argument<'a> {
         Self::Bytes(structure.as_mut_bytes())
     }
 
-    /// Returns the address, which is that of memory that lives as long as `self`, or is not memory.
+    /// Returns the address. It is that of memory that lives as long as `self`, or not one of
+    /// memory.
     pub(crate) fn address(&mut self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.as_mut_ptr() as u64,

@@ -54,7 +54,7 @@ impl Region {
     /// Executes the region.
     #[inline(always)]
     pub fn execute(self, store: &mut u8) {
-        // SAFETY: the only memory access is the store to where `store` points.
+        // SAFETY: the only memory access is the store through `store`.
         unsafe {
             asm!(
                 "2: dec {first}",
@@ -79,7 +79,7 @@ const KNOWN_ITERATIONS: u64 = 1_000;
 /// instructions.
 #[inline(always)]
 pub fn known_loop() {
-    // SAFETY: it changes one register, which it names, and no memory.
+    // SAFETY: the assembly changes one register, which it names, and no memory.
     unsafe {
         asm!(
             "mov {left:e}, {iterations}",
@@ -94,8 +94,8 @@ pub fn known_loop() {
 
 /// Reads, executes the region, and reads again. Returns the difference.
 ///
-/// Both readings are taken by the same instructions, so the difference of every counter of a kind
-/// has the same overhead: what one whole read and one call execute.
+/// The same instructions take both readings. So the difference of every counter of a kind has the
+/// same overhead, which is the cost of one whole read and one call.
 ///
 /// # Errors
 ///
@@ -112,8 +112,8 @@ pub fn measure<const N: usize>(
     Ok(closing - opening)
 }
 
-/// Does the same as [`measure`], with a reading that nothing has disturbed. A reading that starts
-/// over executes, and so counts, more.
+/// Does the same as [`measure`], until nothing has disturbed a reading. A reading that starts over
+/// executes more, and so counts more.
 ///
 /// # Errors
 ///
@@ -168,7 +168,8 @@ pub fn measure_body<const N: usize>(
 }
 
 /// Does the same as [`measure`], with reads that store each number as soon as they have it. If they
-/// store to `fresh` memory that has not been touched yet, a fault in its middle disturbs the read.
+/// store to `fresh` memory, which has not been touched yet, a fault in the middle disturbs the
+/// read.
 ///
 /// # Errors
 ///
@@ -308,7 +309,8 @@ impl FreshPages {
     /// The errors of [`take`](Self::take).
     pub fn counts<const N: usize>(&mut self) -> nix::Result<&mut [u64; N]> {
         let counts = self.take(1)?.as_mut_ptr().cast::<[u64; N]>();
-        // SAFETY: a page is aligned and has room for more; the borrow is that of the page.
+        // SAFETY: a page is aligned and has room for more than the counts. The result borrows the
+        // page.
         Ok(unsafe { &mut *counts })
     }
 }
@@ -336,7 +338,7 @@ mod memory {
             // SAFETY: a new mapping, at an address that the kernel chooses.
             let start = unsafe { mmap_anonymous(None, bytes, access, MapFlags::MAP_PRIVATE)? };
             let memory = Self { start, bytes };
-            // A huge page would make all but the first access fault-free.
+            // With a huge page only the first access would fault.
             memory.advise(MmapAdvise::MADV_NOHUGEPAGE)?;
             Ok(memory)
         }

@@ -21,8 +21,8 @@ use crate::witness::Witness;
 /// The number of threads that open and close sessions meanwhile.
 const THREADS: u64 = 4;
 
-/// How long a thread does not use the module between two sessions, in ms: long enough that there
-/// are moments in which nobody uses it, on a slow machine too.
+/// How long a thread does not use the module between two sessions, in ms. It is so long that there
+/// are moments in which nobody uses the module, even on a slow machine.
 const PAUSE_MS: std::ops::Range<u64> = 100..600;
 
 /// Checks that the module cannot be unloaded while a thread counts.

@@ -110,8 +110,8 @@ fn count(session: &mut Session, shape: &Shape, region: Region) -> Result<()> {
 pub struct Constants {
     /// What is counted from the start to the region and from there to the stop.
     once: [u64; 2],
-    /// What is counted after each signal, by the number of instructions that were executed since
-    /// the counters continue, up to where the thread does.
+    /// The counts after each signal, by the number of instructions from where the counters continue
+    /// to where the thread does.
     way: Vec<[u64; 2]>,
 }
 
@@ -122,9 +122,9 @@ impl Constants {
     const SILENT: Region = Region { first: 50, second: 50 };
     const SAMPLED: Region = Region { first: 600, second: 50 };
 
-    /// Finds the constants of every thread but the first, where memory comes from elsewhere and so
-    /// other instructions are executed. It has to be called while there are no other threads, since
-    /// stepping takes long beside them.
+    /// Finds the constants of every thread but the first. In the first thread memory comes from
+    /// elsewhere, so other instructions are executed. This has to be called while there are no
+    /// other threads, since stepping takes long beside them.
     ///
     /// # Errors
     ///
@@ -168,12 +168,12 @@ impl Constants {
         Ok(Self { once: both(once), way })
     }
 
-    /// Returns what is counted after each signal that no other one follows on the way.
+    /// Returns the counts after a signal that no other signal follows on the way.
     pub fn per_signal(&self) -> [u64; 2] {
         *self.way.last().expect("a way has an end")
     }
 
-    /// Returns what is counted after this many signals, some of which came on the way from the one
+    /// Returns the counts after this many signals, some of which came on the way from the one
     /// before. The rest of that way was executed with the counters paused.
     fn after_signals(&self, signals: u64, on_the_way: &[u64; WAY_MAX]) -> [u64; 2] {
         let each_signal = self.per_signal();
@@ -202,7 +202,7 @@ impl Round {
     /// truth.
     pub fn errors(&self, constants: &Constants) -> [u64; 3] {
         let Shape { sampling, beside, branches, .. } = self.shape;
-        // Nothing more is counted after a signal in the stop itself.
+        // If a signal comes in the stop itself, nothing is counted after it.
         let signals = self.noted.signals
             - u64::from(self.noted.signals > 0 && self.noted.last == self.counts[sampling]);
         let after_signals = constants.after_signals(signals, &self.noted.after);
@@ -243,7 +243,7 @@ impl Round {
     }
 }
 
-/// Overflows, and the periods that they have to stand for.
+/// Overflows, and the periods for which they have to stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overflows {
     /// How often the periods fit into the counts.

@@ -22,19 +22,19 @@ pub const SIGNAL: i32 = libc::SIGURG;
 /// Distances between an overflow and its signal that are distinguished. Unit: events.
 pub const SKIDS: usize = 256;
 
-/// The longest way from where the counters continue after a signal to where the thread does. Unit:
-/// instructions.
+/// The longest way from where the counters continue after a signal to where the thread continues.
+/// Unit: instructions.
 pub const WAY_MAX: usize = 32;
 
 /// The number of signals that came to threads which do not sample, or which none of their counters
 /// explains.
 static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
 
-/// What handlers read with.
+/// The descriptors with which handlers read.
 static OPENED: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 
-/// What the handler notes. It runs in the thread that this belongs to, between two of its
-/// instructions.
+/// The notes of the handler. It runs in the thread to which they belong, between two of the
+/// thread's instructions.
 struct Seen {
     /// The thread's counters, to be read while they are paused.
     device: Cell<Option<&'static Device>>,
@@ -48,7 +48,7 @@ struct Seen {
     skids: [Cell<u64>; SKIDS],
 }
 
-/// What the handler has noted of a thread's overflows.
+/// The handler's notes of a thread's overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
     /// The number of signals.
@@ -96,13 +96,13 @@ thread_local! {
     };
 }
 
-/// Has every thread's overflows noted from now on.
+/// Makes the handler note every thread's overflows from now on.
 ///
 /// # Errors
 ///
 /// The kernel's error.
 pub fn handle() -> Result<()> {
-    // SAFETY: `note` makes a system call and stores to cells that are there already.
+    // SAFETY: `note` only makes a system call and stores to cells that exist already.
     unsafe { set_handler(SIGNAL, note) }.context("cannot handle the signal")
 }
 
@@ -158,7 +158,7 @@ pub fn finish() -> Noted {
     })
 }
 
-/// Returns how often a signal of the calling thread came how many events late.
+/// Returns, for each lateness in events, how often a signal of the calling thread came so late.
 pub fn skids() -> [u64; SKIDS] {
     SEEN.with(|seen| std::array::from_fn(|n| seen.skids[n].get()))
 }

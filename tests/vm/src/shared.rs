@@ -21,6 +21,6 @@ pub fn words() -> nix::Result<&'static [AtomicU64; WORDS]> {
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a new mapping, at an address that the kernel chooses.
     let start = unsafe { mmap_anonymous(None, bytes, access, MapFlags::MAP_SHARED)? };
-    // SAFETY: a page of zeros that is never unmapped, and of which there are atomics only.
+    // SAFETY: this is a page of zeros that is never unmapped, and it is only used as atomics.
     Ok(unsafe { start.cast().as_ref() })
 }

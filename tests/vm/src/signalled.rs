@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Has the calling thread's perf event send it a signal when it overflows, as rr does.
+//! Makes the calling thread's perf event send a signal to the thread when it overflows, as rr does.
 #![expect(unsafe_code, reason = "a signal's handler, and what it may call")]
 
 use std::os::fd::AsRawFd;
@@ -32,15 +32,15 @@ struct Owner {
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Reads the event's count and stops the event. Its first call executes the same instructions each
-/// time; further signals may come until the event has stopped.
+/// Reads the event's count and stops the event. The first call in it executes the same instructions
+/// each time. Further signals may come until the event has stopped.
 extern "C" fn handler(_: c_int) {
     if COUNT.load(Relaxed) != 0 {
         return;
     }
     let mut count = 0_u64;
     let event = EVENT.load(Relaxed);
-    // SAFETY: these calls may be made in a handler; the count has room for the 8 bytes.
+    // SAFETY: a handler may make these calls, and the count has room for the 8 bytes.
     unsafe {
         libc::read(event, (&raw mut count).cast::<c_void>(), size_of::<u64>());
         ioctls::DISABLE(event, 0);
@@ -48,14 +48,14 @@ extern "C" fn handler(_: c_int) {
     COUNT.store(count, Relaxed);
 }
 
-/// Prepares that the calling thread's event signals to this thread.
+/// Prepares the calling thread's event to send its signal to this thread.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn prepare(event: &Event) -> nix::Result<()> {
     let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: the handler does nothing that a handler may not.
+    // SAFETY: the handler makes only calls that a handler may make.
     unsafe { sigaction(SIGNAL, &action)? };
     let file = event.descriptor().as_raw_fd();
     let owner = Owner { kind: 0, id: gettid().as_raw() };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds what code executes from its machine code: it single-steps each instruction of a child
-//! process.
+//! Finds what code executes from its machine code: it single-steps a child process through each
+//! instruction.
 //!
 //! RDPMCs and system calls mark places in such a trace. A counter that is read at two of them, or
 //! that counts from one to the other, has to count the instructions between them.
@@ -141,8 +141,8 @@ impl Trace {
         body: impl FnOnce(T) -> Result<()>,
         at_rdpmc: impl FnMut(usize),
     ) -> Result<Self> {
-        // SAFETY: the child does what a thread of this process could do; of other threads it
-        // needs nothing, as the C library takes care of its own locks.
+        // SAFETY: the child does only what a thread of this process could do. It needs nothing of
+        // other threads, since the C library takes care of its own locks.
         match unsafe { fork()? } {
             ForkResult::Child => {
                 let stepped = || -> Result<()> {
@@ -158,7 +158,7 @@ impl Trace {
                         1
                     }
                 };
-                // SAFETY: it ends the child, and nothing that the parent has begun.
+                // SAFETY: this ends the child, and nothing that the parent has begun.
                 unsafe { libc::_exit(status) }
             }
             ForkResult::Parent { child } => {
@@ -214,9 +214,9 @@ impl Trace {
         }
     }
 
-    /// Returns what was executed between the system call before the first RDPMC and the next one
-    /// after the `rdpmcs`th, that one included. That is what a counter counts which the first call
-    /// starts and the second one stops.
+    /// Returns what was executed between the system call before the first RDPMC and the next system
+    /// call after the `rdpmcs`th, that call included. A counter counts that if the first call
+    /// starts it and the second one stops it.
     ///
     /// # Errors
     ///
@@ -252,7 +252,7 @@ pub fn each_instruction(
             last = (address, code);
         }
         let step = step(child, address)?;
-        // One that was interrupted is executed when the handler returns.
+        // An interrupted instruction is executed when the handler returns.
         if is_new && !matches!(step, Step::Interrupted) {
             executed(address, last.1);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A physical CPU on which one virtual CPU of the control domain is alone, so that what the
-//! emulator says of this CPU can be compared with what the host says ([`crate::emulated`]).
+//! A physical CPU on which one virtual CPU of the control domain is alone. So the emulator's
+//! numbers of this CPU can be compared with the host's ([`crate::emulated`]).
 
 use anyhow::{Result, ensure};
 use perfctr::rdpmc::Hardware;
@@ -20,7 +20,7 @@ pub const CPU: u32 = 0;
 pub const OTHER: u32 = 1;
 
 /// Moves all virtual CPUs of the control domain but the first one away from [`CPU`], and this
-/// thread to the first one. As long as there is the session, the thread can read what the emulator
+/// thread to the first one. As long as the session exists, the thread can read what the emulator
 /// has executed there.
 pub fn move_to_cpu(xen: &Xen, cpus: &[usize]) -> Result<Session> {
     region::overhead()?;
@@ -35,8 +35,8 @@ pub fn move_to_cpu(xen: &Xen, cpus: &[usize]) -> Result<Session> {
     Ok(session)
 }
 
-/// Starts a PVH tenant on [`CPU`], which executes there and does not know that the host looks at
-/// it. Returns the tenant, and what it says of its code.
+/// Starts a PVH tenant on [`CPU`], which executes there and does not know that the host observes
+/// it. Returns the tenant, and its description of its code.
 pub fn start_passive_tenant(xen: &Xen) -> Result<(Tenant, Value)> {
     toolstack::start()?;
     let mut tenant = Tenant::create_kind(Kind::Pvh, "passive", 1, Tsc::Native, "tenant")?;

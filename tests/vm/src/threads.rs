@@ -40,9 +40,9 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(thread, &set)
 }
 
-/// Has the calling thread take turns with other such threads of its CPU: each yield is a switch.
-/// Among usual threads it need not be (from Linux 6.6 on, the thread that is owed most time is
-/// next).
+/// Makes the calling thread take turns with other such threads of its CPU, so that each yield is a
+/// switch. Among ordinary threads a yield need not be one (from Linux 6.6 on, the thread to which
+/// most time is owed is next).
 ///
 /// # Errors
 ///
@@ -54,8 +54,8 @@ pub fn take_turns() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until all threads of a process sleep. What they execute until then belongs to what they
-/// were told to do.
+/// Waits until all threads of a process sleep. Everything that they execute until then belongs to
+/// their orders.
 ///
 /// # Errors
 ///

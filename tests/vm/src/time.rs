@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Compares logical time-stamp counters with what Linux and the host account.
+//! Compares logical time-stamp counters with the accounts of Linux and the host.
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
@@ -19,12 +19,12 @@ struct Bracket {
     after_tsc: u64,
 }
 
-/// What passed between two moments.
+/// The time that passed between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elapsed {
-    /// What our counter counted at least between the two looks at the clock. Unit: TSC ticks.
+    /// The least that our counter counted between the two reads of the clock. Unit: TSC ticks.
     pub min_tsc: u64,
-    /// What it counted at most. Unit: TSC ticks.
+    /// The most that it counted. Unit: TSC ticks.
     pub max_tsc: u64,
     /// What passed by the other clock. Unit: ns.
     pub clock_ns: u64,
@@ -65,7 +65,7 @@ impl Elapsed {
 pub struct ThreadTime(Bracket);
 
 impl ThreadTime {
-    /// Takes both of the calling thread now.
+    /// Reads both for the calling thread now.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl ThreadTime {
     }
 }
 
-/// How long a vCPU has executed by one moment, by the host's account.
+/// How long a vCPU has executed until one moment, by the host's account.
 #[derive(Clone, Copy)]
 pub struct VcpuMoment {
     running_ns: u64,
@@ -92,7 +92,7 @@ pub struct VcpuMoment {
 }
 
 impl VcpuMoment {
-    /// Takes this of any vCPU now.
+    /// Reads this for any vCPU now.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl VcpuMoment {
     }
 
     /// Returns how long the vCPU did not execute at most, from the first of some moments to the
-    /// last: because it waited for a physical CPU, or for a lock of its kernel's (both are charged
-    /// to the thread that is on it), or had nothing to do.
+    /// last. It did not execute because it waited for a physical CPU, or for a lock of its kernel's
+    /// (the thread on it is charged for both), or because it had nothing to do.
     pub fn away_ns(moments: &[Self]) -> u64 {
         let first = moments.iter().min_by_key(|moment| moment.wall_ns.0);
         let last = moments.iter().max_by_key(|moment| moment.wall_ns.1);
@@ -184,10 +184,11 @@ impl VcpuTimes {
     }
 }
 
-/// How far two clocks may differ more with each switch, if time is made of executed instructions.
-/// On a real machine it can be any time for which the emulator itself does not execute.
+/// How much further two clocks may differ with each switch, if time is made of executed
+/// instructions. On a real machine this can be any time for which the emulator itself does not
+/// execute.
 ///
-/// A scheduler takes the time once, at the start of a switch. Our samples are taken later in the
+/// A scheduler reads the time once, at the start of a switch. Our samples are taken later in the
 /// same switch. The scheduler charges the time between to one of the two threads, and we charge it
 /// to the other: some 2,500 instructions, of 8 ns each. Twice as many are allowed.
 const SKEW_NS_PER_SWITCH: u64 = 40_000;
@@ -199,11 +200,11 @@ pub struct TimeCheck {
     pub worst_ns: i64,
     /// Whether one is wrong by more than its switches explain.
     pub is_off: bool,
-    /// What our counter counted of all together, at least.
+    /// The least that our counter counted for all together.
     pub min_tsc: u64,
     /// What passed for all together by the clock.
     pub clock_ns: u64,
-    /// What of that our counter may exclude.
+    /// The part of that time that our counter may exclude.
     pub other_ns: u64,
 }
 
@@ -243,7 +244,7 @@ mod tests {
     fn a_vcpu_is_away_while_it_does_not_execute() {
         let at = |wall, running_ns| VcpuMoment { running_ns, wall_ns: (wall, wall + 10) };
         assert_eq!(VcpuMoment::away_ns(&[]), 0);
-        // Between the readings of the wall clock it may be either.
+        // Between the two readings of the wall clock, either may be true.
         assert_eq!(VcpuMoment::away_ns(&[at(1_000, 500)]), 10);
         let two_threads = [at(1_000, 500), at(9_000, 3_500), at(2_000, 900), at(8_000, 3_000)];
         assert_eq!(VcpuMoment::away_ns(&two_threads), 8_010 - 3_000);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Uses Debian's Xen tools as an administrator does, and runs the program of a tenant that they
-//! create.
+//! Uses Debian's Xen tools as an administrator does, and runs the program of a tenant that the
+//! tools create.
 
 use std::fs;
 use std::io::{ErrorKind, Write, stdin};
@@ -29,8 +29,8 @@ const DIRECTORIES: [&str; 6] = [
 const CONSOLES: &str = "/var/log/xen/console";
 const STORE_SOCKET: &str = "/var/run/xenstored/socket";
 
-/// A tenant's kernel, the same kernel for firmware, a 32-bit one that needs nothing more, and the
-/// memory's first contents for the first two.
+/// A tenant's kernel, the same kernel for firmware, a 32-bit kernel that needs nothing more, and
+/// the memory's first contents for the first two.
 const KERNEL: &str = "/work/vmlinux";
 const BOOT_IMAGE: &str = "/work/vmlinuz";
 const KERNEL_32: &str = "/work/guest32";
@@ -74,7 +74,7 @@ pub fn start() -> Result<()> {
 
 /// Runs one of the tools to its end, or until it has become a daemon.
 fn tool(name: &str, arguments: &[&str]) -> Result<()> {
-    // A daemon keeps its standard error open, so that must not be a pipe whose end is awaited.
+    // A daemon keeps its standard error open, so that must not be a pipe whose end somebody awaits.
     let log = format!("/var/log/xen/{name}");
     let log = || fs::File::options().create(true).append(true).open(&log);
     let program = Path::new(TOOLS).join(name);
@@ -85,12 +85,12 @@ fn tool(name: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until `look` finds something, for the usual time.
+/// Waits for the usual time until `look` finds something.
 fn wait_for<T>(look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     wait(POLL, PATIENCE, look)
 }
 
-/// Waits until `look` finds something, which it calls from time to time.
+/// Calls `look` from time to time, until it finds something.
 fn wait<T>(
     between: Duration,
     patience: Duration,
@@ -255,12 +255,12 @@ impl Tenant {
              tsc_mode = \"{tsc_mode}\"\n{further}\n"
         );
         fs::write(&config, text)?;
-        // What another domain of this name has said is removed.
+        // This removes the output of another domain of this name.
         match fs::remove_file(log(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => (),
         }
-        // The tool does not wait for its end to destroy it, since that is done here.
+        // The tool need not wait for the domain's end to destroy it, since this program does that.
         let options = if starts_another { "-qp" } else { "-qpe" };
         let created = tool("xl", &["create", options, &config]);
         created.with_context(|| {
@@ -325,8 +325,8 @@ impl Tenant {
         self.receive_within(POLL, self.patience)
     }
 
-    /// Does the same within this time, and looks once in each interval, because a look takes time
-    /// of the CPUs itself.
+    /// Does the same within this time. It looks once in each interval, because a look itself takes
+    /// CPU time.
     ///
     /// # Errors
     ///
@@ -361,7 +361,8 @@ impl Tenant {
         Ok(fs::remove_file(file)?)
     }
 
-    /// Saves it to a file, which ends it, and makes a domain of the file. That one is paused.
+    /// Saves it to a file, which ends it, and restores a domain from the file. The new domain is
+    /// paused.
     ///
     /// # Errors
     ///
@@ -382,7 +383,8 @@ impl Tenant {
         tool("xl", &["save", &self.name, file])
     }
 
-    /// Makes a domain of what was saved of one of this name, perhaps on another host. It is paused.
+    /// Restores a domain from the file of one with this name, perhaps on another host. It is
+    /// paused.
     ///
     /// # Errors
     ///
@@ -394,15 +396,15 @@ impl Tenant {
     }
 
     /// Migrates it to this very host while it executes, with Debian's own tools at both ends. It
-    /// continues there at once, unless it is to be paused. To the host it is another domain.
+    /// continues there at once, unless it has to be paused. The host sees it as another domain.
     ///
     /// # Errors
     ///
-    /// Why a tool failed.
+    /// The error says why a tool failed.
     pub fn migrate(&mut self, paused: bool) -> Result<()> {
         let receive = format!("{TOOLS}/xl migrate-receive -e{}", if paused { " -p" } else { "" });
-        // The command is given instead of a host's name and a shell: the program that would be
-        // started there.
+        // The command is given instead of a host's name and a shell. It is the program that would
+        // be started on that host.
         tool("xl", &["-vv", "migrate", "-s", "", &self.name, &receive])
             .with_context(|| format!("{} has said:\n{}", self.name, self.console()))?;
         self.earlier = self.console();
@@ -421,11 +423,11 @@ impl Tenant {
         Ok(self.listed(Column::Memory)?.parse()?)
     }
 
-    /// Has it give memory back, or take it, until the tool shows this size. Unit: MiB.
+    /// Makes it give memory back, or take it, until the tool shows this size. Unit: MiB.
     ///
     /// # Errors
     ///
-    /// The tool's, or the domain does not get there.
+    /// The tool's error, or the domain does not reach this size.
     pub fn set_memory(&self, mib: u32, listed: u32) -> Result<()> {
         tool("xl", &["mem-set", &self.name, &mib.to_string()])?;
         let mut found = 0;
@@ -445,7 +447,7 @@ impl Tenant {
         wait_for(|| Ok(self.listed(Column::State)?.contains('s').then_some(())))
     }
 
-    /// Returns what the tool says of it in a column.
+    /// Returns what the tool prints about it in a column.
     fn listed(&self, column: Column) -> Result<String> {
         let printed =
             Command::new(Path::new(TOOLS).join("xl")).args(["list", &self.name]).output()?;
@@ -491,15 +493,15 @@ enum Column {
     State = 4,
 }
 
-/// Returns what a program says in the text of its domain's console.
+/// Returns a program's output in the text of its domain's console.
 fn printed(console: &str) -> impl Iterator<Item = &str> {
     // A line without its end is still being written.
     let lines = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     lines.filter_map(|line| line.trim_end().strip_prefix(MARK))
 }
 
-/// Runs as the first program of a tenant: mounts the kernel's file systems, calls `act`, says why
-/// it failed if it did, and switches the domain off.
+/// Runs as the first program of a tenant: mounts the kernel's file systems, calls `act`, reports
+/// why it failed if it did, and switches the domain off.
 ///
 /// # Errors
 ///
@@ -508,7 +510,7 @@ pub fn live(act: impl FnOnce() -> Result<()>) -> Result<ExitCode> {
     if let Err(error) = mount_all().and_then(|()| act()) {
         send(&json!({ "error": format!("{error:#}") }));
     }
-    // The console has taken what was said before this returns from the hypervisor.
+    // The console has taken all output before this returns from the hypervisor.
     match reboot(RebootMode::RB_POWER_OFF)? {}
 }
 

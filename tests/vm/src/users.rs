@@ -52,40 +52,40 @@ pub fn become_user(user: User) -> Result<()> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     setresgid(gid, gid, gid)?;
     setresuid(uid, uid, uid)?;
-    // SAFETY: only sets a flag of this process.
+    // SAFETY: the call only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
     Ok(())
 }
 
-/// Makes the calling process one that others of its user may not look into.
+/// Makes the calling process one that other processes of its user may not look into.
 ///
 /// # Errors
 ///
 /// The kernel's error.
 pub fn hide() -> Result<()> {
-    // SAFETY: only sets a flag of this process.
+    // SAFETY: the call only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
     Ok(())
 }
 
-/// Gives whoever executes a program a capability that users lack: to use ports below 1024.
+/// Gives every executor of a program a capability that users lack: to use ports below 1024.
 ///
 /// # Errors
 ///
 /// The kernel's error.
 pub fn make_capable(program: &CStr) -> Result<()> {
-    /// The second layout, in which the capabilities are effective at once: the words of what is
-    /// permitted and of what is inherited (`struct vfs_cap_data`).
+    /// The second layout, in which the capabilities are effective at once: the words of the
+    /// permitted and of the inherited ones (`struct vfs_cap_data`).
     const CAPABILITY: [u32; 5] = [0x0200_0001, 1 << 10, 0, 0, 0];
     let words = CAPABILITY.map(u32::to_le_bytes);
     let (name, bytes) = (c"security.capability".as_ptr(), size_of_val(&words));
-    // SAFETY: the strings end with 0, and there are so many bytes.
+    // SAFETY: the strings end with 0, and the words have this many bytes.
     let set = unsafe { libc::setxattr(program.as_ptr(), name, words.as_ptr().cast(), bytes, 0) };
     Errno::result(set).with_context(|| format!("{program:?}"))?;
     Ok(())
 }
 
-/// A forked process, which says what went wrong.
+/// A forked process, which prints its error.
 #[derive(Debug)]
 pub struct Child {
     /// Its number.
@@ -112,7 +112,7 @@ impl Child {
                         1
                     }
                 };
-                // SAFETY: ends the process at once, as one that shares buffers must.
+                // SAFETY: this ends the process at once, as a process must that shares buffers.
                 unsafe { libc::_exit(code) }
             }
             ForkResult::Parent { child } => Ok(Self { pid: child, printed }),

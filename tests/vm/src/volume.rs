@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Knows how many rounds a program runs: `cargo xtask test --tier long` asks for more.
+//! Decides how many rounds a program runs: `cargo xtask test --tier long` asks for more.
 
 /// The variable that xtask sets.
 const VARIABLE: &str = "PERFCTR_VOLUME";

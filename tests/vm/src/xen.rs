@@ -24,8 +24,8 @@ use crate::raw::{Argument, Refusal};
 
 const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
 
-/// The device with memory that the kernel does not move. Xen finds only what is mapped when it
-/// looks.
+/// The device with memory that the kernel does not move. Xen needs memory that is mapped when Xen
+/// accesses it.
 const MEMORY_PATH: &str = "/dev/xen/hypercall";
 const MEMORY_BYTES: usize = 4096;
 
@@ -35,9 +35,9 @@ pub const TOOLS: &str = "/usr/lib/xen-4.17/bin";
 /// The number of the domain that may make these hypercalls.
 pub const CONTROL_DOMAIN: u16 = 0;
 
-/// The instructions of ring 0 that each sample of the host keeps from its counter, at most: those
-/// of the interrupt between its last read of the counter and the beginning of the next period. As
-/// compiled, they are 27 to 32.
+/// At most this many instructions of ring 0 are missing from the counter at each sample of the
+/// host: the interrupt's own, between its last read of the counter and the beginning of the next
+/// period. As compiled, they are 27 to 32.
 pub const UNCOUNTED: u64 = 32;
 
 /// `_IOC(_IOC_NONE, 'P', 0, sizeof(struct privcmd_hypercall))`.
@@ -135,7 +135,7 @@ struct SchedulerOp {
 
 const _: () = assert!(size_of::<SchedulerOp>() == 8 + 128);
 
-/// `struct vcpu_runstate_info`: how long a vCPU has been in which state.
+/// `struct vcpu_runstate_info`: how long a vCPU has been in each state.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
 struct Runstate {
@@ -177,7 +177,7 @@ struct SetMemoryType {
     buffer_bytes: u64,
 }
 
-/// `enum hvmmem_type_t`: what a frame of a PVH or HVM domain's is to it.
+/// `enum hvmmem_type_t`: the kind of memory that a frame is for a PVH or HVM domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum MemoryType {
@@ -215,7 +215,7 @@ impl Xen {
     pub fn open() -> io::Result<Self> {
         let open = |path| File::options().read(true).write(true).open(path);
         let privcmd = open(PRIVCMD_PATH)?;
-        // SAFETY: the device gives each who maps it pages of their own.
+        // SAFETY: the device gives each process that maps it pages of its own.
         let memory = unsafe { MmapOptions::new().len(MEMORY_BYTES).map_mut(&open(MEMORY_PATH)?)? };
         Ok(Self { privcmd, memory: Mutex::new(memory), usual_slices: Mutex::default() })
     }
@@ -318,7 +318,7 @@ impl Xen {
         Ok(host::Runstate { running_ns, runnable_ns })
     }
 
-    /// Asks for the buffer of Xen's own profiler, which is how that one takes the counters.
+    /// Asks for the buffer of Xen's own profiler, by which that profiler takes the counters.
     ///
     /// # Errors
     ///
@@ -418,7 +418,7 @@ impl Xen {
         value: &mut T,
         call: impl FnOnce(&mut T, u64) -> (u64, [u64; 5]),
     ) -> Result<(), Refusal> {
-        // A thread that has panicked has left nothing here that matters.
+        // A thread that has panicked leaves no state here that matters.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let call = call(value, memory.as_ptr() as u64);
         let copy = &mut memory[..size_of_val(value)];
@@ -431,8 +431,8 @@ impl Xen {
     fn call(&self, (number, arguments): (u64, [u64; 5])) -> Result<(), Refusal> {
         let mut hypercall = Hypercall { number, arguments };
         let privcmd = self.privcmd.as_raw_fd();
-        // SAFETY: the callers above pass memory of ours that is as large as the operation needs,
-        // or addresses that are nobody's.
+        // SAFETY: the callers above pass memory of ours that is as large as the operation needs, or
+        // addresses that belong to nobody.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         Refusal::result(result).map(drop)
     }

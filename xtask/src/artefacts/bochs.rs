@@ -31,8 +31,8 @@ const CONFIGURE: &[&str] = &[
     "--enable-fpu",
     "--enable-long-phy-address",
     "--enable-all-optimizations",
-    // A line about the speed would be logged from a signal handler, which may wait for the lock of
-    // what it has interrupted.
+    // Otherwise Bochs logs its speed from a signal handler, which may wait for a lock that the
+    // interrupted code holds.
     "--disable-show-ips",
     "--with-nogui",
     "--disable-docbook",
@@ -56,7 +56,7 @@ pub fn bochs() -> Result<PathBuf> {
 
 fn build(source: &Path, work: &Path, files: &Files, log: &Path) -> Result<PathBuf> {
     let tree = work.join("tree");
-    // Its makefiles do not know all that depends on a header.
+    // Its makefiles do not know everything that depends on a header.
     if tree.exists() {
         fs::remove_dir_all(&tree)?;
     }

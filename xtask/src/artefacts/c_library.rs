@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Installs the project's libraries for C.
 //!
-//! PAPI unpacks an archive and puts its members into its own library, so each archive has one
-//! member, with a name that no other library's member has, and only the interface's symbols are
-//! global in it.
+//! PAPI unpacks an archive and puts its members into its own library. So each archive has one
+//! member, whose name no other library's member has, and in which only the interface's symbols are
+//! global.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -36,11 +36,12 @@ pub struct Library {
 }
 
 impl Library {
-    /// Builds and installs headers, libraries and pkg-config file below `prefix`, which is created
-    /// if it does not exist. Returns the directory with everything that the crate has built.
+    /// Builds the library, and installs headers, libraries and pkg-config file below `prefix`,
+    /// which is created if it does not exist. Returns the directory with everything that the crate
+    /// has built.
     pub fn install(&self, prefix: &Path) -> Result<PathBuf> {
         fs::create_dir_all(prefix)?;
-        // The pkg-config file has the whole path.
+        // The pkg-config file contains the whole path.
         let prefix = prefix.canonicalize()?;
         let (shared, built) = self.stage(&prefix, &prefix, "lib")?;
         sh::output(cmd("strip", ["--strip-unneeded"]).arg(shared))?;

@@ -20,8 +20,8 @@ const COMPLETIONS: [(&str, &str); 3] = [
 /// Builds the command and installs it with its man pages and completions below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
     replace(&guest::dynamic("perfctr", "pfm")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
-    // The man pages and completions are made from what the command says of itself, which is written
-    // nowhere else.
+    // The man pages and completions are generated from the command's own description of its
+    // options, which is written nowhere else.
     let generated = cache::scratch("generated")?;
     if generated.exists() {
         fs::remove_dir_all(&generated)?;

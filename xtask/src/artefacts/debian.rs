@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Makes whole Debian systems: guests and hosts to install packages in, with systemd, apt, DKMS and
-//! the headers of the testbed's kernel, and systems to work on this project in.
+//! Makes whole Debian systems. Some are guests and hosts in which packages are installed, with
+//! systemd, apt, DKMS and the headers of the testbed's kernel. Others are systems in which this
+//! project is built.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,8 +36,8 @@ pub const PACKAGING: &[&str] =
 /// kernel, too.
 const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64"];
 
-/// The packages of a host of virtual machines, beside its kernel: what runs them, and what signs a
-/// kernel's modules.
+/// The packages of a host of virtual machines, beside its kernel: those that run the machines, and
+/// those that sign a kernel's modules.
 const KVM_HOST: &[&str] = &[
     "cpio",
     "kmod",
@@ -94,7 +95,7 @@ pub fn builder() -> Result<PathBuf> {
 }
 
 /// Returns an archive of all files of a fresh system of the release after the testbed's. It has git
-/// and what rustup needs: a linker, and certificates of whom to trust in the network.
+/// and what rustup needs: a linker, and certificates by which to trust servers.
 pub fn newer() -> Result<PathBuf> {
     let packages = ["ca-certificates", "gcc", "git", "libc6-dev"];
     let key = Key::new("newer 1").text(apt::NEWER).text(&packages.join(" "));
@@ -108,8 +109,8 @@ fn system(name: &str, kernel: &Kernel, more: &[&str]) -> Result<PathBuf> {
     let headers = headers(&kernel.release);
     let packages = [PACKAGES, more, &[&headers]].concat();
     let key = Key::new("debian 2").text(&packages.join(" "));
-    // The indices are made as where the kernel itself is installed. DKMS would leave them behind
-    // otherwise.
+    // depmod makes the indices as it does where the kernel itself is installed. Otherwise DKMS
+    // would leave them behind.
     let hook = format!("chroot \"$1\" depmod {}", kernel.release);
     let dir =
         cache::artefact(name, key, |dir| apt::system(&packages, &hook, &dir.join("root.tar")))?;

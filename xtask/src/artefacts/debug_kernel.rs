@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Builds a kernel of Debian's source that watches itself: it reports accesses to memory that is
-//! not the accessor's (KASAN), orders of locks that can deadlock (lockdep), and what sleeps where
-//! nothing may.
+//! Builds a kernel of Debian's source that checks itself: it reports accesses to memory that the
+//! accessor does not own (KASAN), orders of locks that can deadlock (lockdep), and calls that sleep
+//! where nothing may sleep.
 //!
 //! It boots in a guest of KVM.  It does not boot as a PV guest of Xen: Linux 6.1 builds the
-//! function that Xen starts there with KASAN's checks, and so it looks into KASAN's record of
-//! memory before there is one.
+//! function that Xen starts there with KASAN's checks, so the function reads KASAN's shadow memory
+//! before there is any.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::tools::apt;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// What a kernel is built with.
+/// The packages that a kernel is built with.
 const PACKAGES: &[&str] =
     &["bc", "bison", "build-essential", "flex", "kmod", "libelf-dev", "libssl-dev", "xz-utils"];
 
@@ -33,7 +33,7 @@ pub const CHECKS: &[&str] = &[
     "DEBUG_INFO_NONE",
 ];
 
-/// What is left out, since no virtual machine has it or since it takes long to build.
+/// The parts that are left out, since no virtual machine has them or they take long to build.
 pub const LEFT_OUT: &str = "\
 ACCESSIBILITY CHROME_PLATFORMS CRYPTO_HW DCB DEBUG_INFO_BTF \
 DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT DMADEVICES EDAC ENCRYPTED_KEYS ETHERNET EVM FB \
@@ -44,11 +44,11 @@ POWER_SUPPLY PPS PTP_1588_CLOCK PWM QUOTA REGULATOR SECURITY_APPARMOR \
 SECURITY_SELINUX SECURITY_TOMOYO SPI STAGING SURFACE_PLATFORMS TCG_TPM USB_SUPPORT \
 VGA_SWITCHEROO VHOST_MENU WAN WATCHDOG WIRELESS WLAN X86_PLATFORM_DEVICES ZSWAP";
 
-/// The directory with the source and what was built of it, against which modules are built.
+/// The directory with the source and the build products, against which modules are built.
 pub const TREE: &str = "tree";
 
 /// Builds the kernel from Debian's source, which is in `archive`, and from Debian's configuration.
-/// Leaves in `dir` what Debian's packages have: the boot image and the modules.
+/// Leaves in `dir` the same files as in Debian's packages: the boot image and the modules.
 pub fn build(archive: &Path, config: &Path, dir: &Path) -> Result<()> {
     apt::install(PACKAGES, "building a kernel")?;
     let tree = dir.join(TREE);
@@ -70,7 +70,7 @@ pub fn build(archive: &Path, config: &Path, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir.join("boot"))?;
     fs::copy(tree.join("arch/x86/boot/bzImage"), dir.join(format!("boot/vmlinuz-{release}")))?;
     fs::write(dir.join("release"), release)?;
-    // What builds modules stays.
+    // The files that build modules stay.
     let mut find = cmd("find", [tree.as_os_str()]);
     find.args(["-type", "f", "-not", "-path", "*/tools/*", "-not", "-path", "*/scripts/*"]);
     find.args(["(", "-name", "*.[aco]", "-o", "-name", "vmlinux*", ")", "-delete"]);
@@ -90,14 +90,15 @@ fn configure(debians: &Path, tree: &Path) -> Result<()> {
         config.args(["-e", option]);
     }
     sh::output(config.current_dir(tree))?;
-    // As `lsmod` prints them. What KVM selects tells modules of a thread's switches.
+    // This is in the format of `lsmod`. KVM selects the option by which modules are told of a
+    // thread's switches.
     let mut loaded = String::from("Module Size Used by\nkvm 1 0\n");
     for module in BOOT_MODULES.iter().chain(XEN_MODULES) {
         let name = Path::new(module).file_stem().context("a module has a name")?;
         loaded += &format!("{} 1 0\n", name.to_string_lossy().replace('-', "_"));
     }
     fs::write(tree.join("loaded"), loaded)?;
-    // It asks about options that are new, and takes what is usual at the end of its input.
+    // The command asks about new options, and takes the defaults at the end of its input.
     let mut make = cmd("sh", ["-c", "yes '' | make LSMOD=loaded localmodconfig"]);
     sh::logged(make.current_dir(tree), &cache::log("debug-kernel")?)?;
     let written = fs::read_to_string(tree.join(".config"))?;

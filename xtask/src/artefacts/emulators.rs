@@ -11,7 +11,7 @@ use crate::tools::cache::{self, Key};
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh;
 
-/// What an emulator is made of, beside its sources.
+/// The description of an emulator's build, beside its sources.
 pub struct Recipe {
     /// The folder below `testbed/` that has the project's files `src/` and `hooks.patch`.  The
     /// artefact has the same name.
@@ -26,8 +26,8 @@ pub struct Recipe {
     pub program: &'static str,
 }
 
-/// Returns the program that `build` makes of `source`.  `build` gets a work folder, the files that
-/// belong over the source, and a log, and returns the program that it has built.
+/// Returns the program that `build` makes of `source`.  `build` gets a work folder, the files to
+/// put over the source, and a log. It returns the program that it has built.
 pub fn program(
     recipe: &Recipe,
     source: &Path,

@@ -36,8 +36,8 @@ impl Glue {
         hooks::releases(&self.anchors())
     }
 
-    /// Returns those of the hypervisor's own files in `source`, which is of this release, that get
-    /// the driver's lines, with these lines in them.
+    /// Returns the hypervisor's own files in `source` that get the driver's lines, with these lines
+    /// in them. `source` is of this release.
     pub fn insertions(&self, source: &Path, release: &str) -> Result<Files> {
         hooks::apply(source, &self.anchors(), release)
     }
@@ -53,7 +53,7 @@ impl Glue {
         Ok(files)
     }
 
-    /// Returns what the project changes in `source`, which is of this release, as a patch.
+    /// Returns the project's changes to `source`, which is of this release, as a patch.
     pub fn patch(&self, source: &Path, release: &str) -> Result<String> {
         let mut files = self.files()?;
         files.extend(self.insertions(source, release)?);

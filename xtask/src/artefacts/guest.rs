@@ -31,8 +31,8 @@ pub fn init() -> Result<PathBuf> {
 /// The package whose programs are measured. They are optimised as a user's programs are.
 const MEASURED: &str = "benches";
 
-/// Builds a program of a package for the guest; returns its path. The package's other programs are
-/// left as they are, since to link all of them takes minutes.
+/// Builds a program of a package for the guest, and returns its path. The package's other programs
+/// are left as they are, since linking all of them takes minutes.
 pub fn program(package: &str, name: &str) -> Result<PathBuf> {
     let profile = if package == MEASURED { "release" } else { "guest" };
     let what = ["--package", package, "--bin", name];
@@ -51,8 +51,8 @@ pub fn beside_stat(source: &str, flags: &[&str]) -> Result<PathBuf> {
     without_library(&sh::project().join("tests/vm/src/bin/stat").join(source), flags)
 }
 
-/// Compiles a program that needs no library. It takes the compiler of the testbed's release, since
-/// another one's code has other counts.
+/// Compiles a program that needs no library. It uses the compiler of the testbed's release, since
+/// code of another compiler has other counts.
 pub fn without_library(source: &Path, flags: &[&str]) -> Result<PathBuf> {
     let name = source.file_name().context("a source is a file")?.to_string_lossy();
     let flags = [&["-nostdlib", "-static", "-no-pie", "-Wall", "-Wextra", "-Werror"], flags];
@@ -152,8 +152,9 @@ pub fn module_sources(purpose: Purpose) -> Result<Files> {
     Ok(files)
 }
 
-/// Builds the test programs' own kernel modules: what a guest's kernel reads from the counters
-/// (`peek.ko`), and what it can name as a page (`frames.ko`). Returns their directory.
+/// Builds the test programs' own kernel modules: one that reads the counters in a guest's kernel
+/// (`peek.ko`), and one that names frames as its vCPU's page (`frames.ko`). Returns their
+/// directory.
 pub fn test_modules(kernel: &Kernel) -> Result<PathBuf> {
     let mut files = overlay::read(&sh::project().join("tests/vm/kmod"), "")?;
     files.extend(overlay::read(&sh::project().join("shared-abi/include"), "")?);
@@ -166,7 +167,7 @@ pub fn svm_check(kernel: &Kernel) -> Result<PathBuf> {
     Ok(kbuild(kernel, "svm-check", &files)?.join("svm-check.ko"))
 }
 
-/// Builds a 32-bit kernel, which is all that its domain executes.
+/// Builds a 32-bit kernel, which is alone in its domain.
 pub fn kernel_32() -> Result<PathBuf> {
     let (source, include) = ("tests/vm/guest32/guest32.c", "shared-abi/include");
     let [source, include] = [source, include].map(|path| sh::project().join(path));

@@ -16,7 +16,7 @@ use crate::tools::sh::{self, cmd};
 
 /// The version in Debian 12, which is the usual one.
 pub const USUAL: &str = "6.1";
-/// The same version, built so that it watches itself.
+/// The same version, built so that it checks itself.
 pub const DEBUG: &str = "6.1-debug";
 
 /// A kernel image with its modules.
@@ -41,8 +41,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the file that QEMU boots. It enters an ELF file through the kernel's code for PVH,
-    /// which a kernel with KASAN executes before it has memory for it.
+    /// Returns the file that QEMU boots. QEMU enters an ELF file through the kernel's code for PVH,
+    /// which a kernel with KASAN executes before KASAN has its memory.
     pub fn for_qemu(&self) -> &Path {
         if self.version == DEBUG { &self.boot_image } else { &self.image }
     }
@@ -58,7 +58,7 @@ impl Kernel {
     }
 
     /// Returns one of its modules, by the path below `modules`. If a kernel does not have it as a
-    /// module, it is built in or a part of another module.
+    /// module, its code is built in or is a part of another module.
     pub fn module(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let path = self.modules.join(name);
         let packed = path.with_extension("ko.xz");
@@ -145,7 +145,8 @@ fn foreign(recipe: &Recipe, dir: &Path) -> Result<()> {
     let suite = recipe.suites.last().context("a kernel is in a suite")?;
     let headers = format!("linux-headers-amd64/{suite}");
     let packages = ["gcc", "libc6-dev", "make", headers.as_str()];
-    // The packages of the image are not installed, since that would make an initial RAM disk.
+    // The packages of the image are not installed, since their installation would make an initial
+    // RAM disk.
     let script = format!(
         "mkdir /image; cd /image; apt-get -o APT::Sandbox::User=root download $(apt-cache depends \
          --recurse --important linux-image-amd64/{suite} | grep ^linux-)"
@@ -205,7 +206,7 @@ pub fn kernel() -> Result<Kernel> {
     found(USUAL, &dir, None)
 }
 
-/// Builds the usual kernel so that it watches itself.
+/// Builds the usual kernel so that it checks itself.
 fn debug() -> Result<Kernel> {
     let debians = kernel()?;
     let key = Key::new("debug kernel 1").text(&debians.release);

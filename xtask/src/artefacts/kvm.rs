@@ -80,7 +80,7 @@ fn build(kernel: &Kernel, source: &Path, files: &Files, dir: &Path) -> Result<()
 }
 
 /// Builds the modules in the headers of another release's system, and copies them into `dir`. The
-/// system is kept, so that the next time only what is affected is compiled.
+/// system is kept, so that the next build only compiles the affected files.
 fn build_in(
     system: &Path,
     kernel: &Kernel,
@@ -92,7 +92,7 @@ fn build_in(
     let tree = work.join(named("kvm-tree", kernel));
     overlay::apply(source, &tree, files)?;
     let debian = Chroot::kept(system, &work.join(named("kvm", kernel)))?;
-    // The kernel's own directory of headers refers to the one that its flavours share.
+    // The kernel's own directory of headers refers to the directory that all flavours share.
     let shared = debian.run("echo /usr/src/linux-headers-*-common")?;
     let shared = shared.trim();
     sh::as_root(cmd("cp", ["-a"]).arg(tree.join(".")).arg(debian.path(shared)))?;
@@ -121,7 +121,7 @@ pub fn write(version: Option<&str>, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns what the project changes in the source of a version of Linux, or of Debian 12's, as a
+/// Returns the project's changes to the source of a version of Linux, or of Debian 12's, as a
 /// patch.
 pub fn patch(version: Option<&str>) -> Result<String> {
     let kernel = kernel::of(version)?;

@@ -32,8 +32,8 @@ pub fn libpfm() -> Result<Libpfm> {
         let tree = dir.join("tree");
         fs::create_dir_all(&tree)?;
         apt::unpack(&apt::fetch(PACKAGES, false, dir)?, &tree)?;
-        // The example needs one header of libpfm4's that the package leaves out. The C library's of
-        // that name serves.
+        // The example needs one header of libpfm4's that the package omits. The C library's header
+        // of that name works as well.
         let include = tree.join("usr/include");
         fs::write(include.join("perfmon/err.h"), "#include <err.h>\n")?;
         let mut gcc = cmd("gcc", ["-O1", "-w", "-o"]);

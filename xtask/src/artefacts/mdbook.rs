@@ -23,8 +23,8 @@ pub fn mdbook() -> Result<PathBuf> {
             "--locked",
             "--no-default-features",
         ]);
-        // It is built without optimisation: it makes only one small book, and compiling it is what
-        // takes time.
+        // This is built without optimisation: the program makes only one small book, so most of the
+        // time goes into compiling it.
         cargo.args(["--debug", "--root"]).arg(dir);
         sh::logged(&mut cargo, &cache::log("mdbook")?)
     })?;

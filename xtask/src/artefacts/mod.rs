@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Artefacts, which are built or fetched before a machine can boot or a check can look at them.
+//! Artefacts, which are built or fetched before a machine can boot or before a check can inspect
+//! them.
 
 pub mod bochs;
 pub mod c_library;

@@ -138,7 +138,7 @@ impl Papi {
         self.own(name, name, &[])
     }
 
-    /// Compiles the library that has this PAPI's threads look up events one at a time, if they
+    /// Compiles the library that makes this PAPI's threads look up events one at a time, if they
     /// must.
     pub fn preloaded(&self) -> Result<Option<PathBuf>> {
         let compile = || self.own(BY_NAME, &format!("{BY_NAME}.so"), &["-shared", "-fPIC"]);
@@ -165,7 +165,7 @@ pub fn stage(dir: &Path) -> Result<()> {
     for (name, library) in cache::files(&papi.built.join("lib"))? {
         let staged = dir.join(name);
         fs::copy(library, &staged)?;
-        // PAPI has its library look for others where they were built.
+        // PAPI makes its library look for other libraries where they were built.
         sh::output(cmd("patchelf", ["--set-rpath", "$ORIGIN"]).arg(&staged))?;
     }
     Ok(())
@@ -235,8 +235,9 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Returns the compiler to take if this machine's is newer than that of PAPI's release. A newer one
-/// takes for errors what an older one only warned of. PAPI wants its name to be one word.
+/// Returns the compiler to use if this machine's is newer than that of PAPI's release. A newer
+/// compiler reports errors for code about which an older one only warned. PAPI wants the compiler's
+/// name to be one word.
 fn compiler(work: &Path) -> Result<Option<String>> {
     let options = sysroot::options()?;
     if options.is_empty() {

@@ -15,7 +15,7 @@ pub const FOLDER: &str = "libperfctr-rs/python";
 
 /// Returns a command that runs Python in the package's folder and leaves no files there.
 pub fn command(arguments: &[&str]) -> Command {
-    // The system's own, for which its pytest and its pip are.
+    // This is the system's own Python, to which its pytest and its pip belong.
     let mut command = cmd("/usr/bin/python3", arguments);
     command.current_dir(sh::project().join(FOLDER)).env("PYTHONDONTWRITEBYTECODE", "1");
     command
@@ -27,9 +27,9 @@ pub fn wheel(dir: &Path) -> Result<PathBuf> {
     Ok(dir.join(sh::output(command(&["backend.py"]).arg(dir))?.trim()))
 }
 
-/// Moves what is in a wheel into the directory where Debian's Python looks for modules. The wheel's
-/// own list of files is left out, since only pip reads it, and the licences, which a package of
-/// Debian has in its list of copyrights.
+/// Moves the contents of a wheel into the directory where Debian's Python looks for modules. Two
+/// things are left out: the wheel's own list of files, which only pip reads, and the licences,
+/// which a Debian package has in its list of copyrights.
 pub fn unpack(wheel: &Path, modules: &Path) -> Result<()> {
     fs::create_dir_all(modules)?;
     sh::output(command(&["-m", "zipfile", "-e"]).args([wheel, modules]))?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Makes the guest's root file system: a small Debian userland in an initramfs.
 //!
-//! Packages are unpacked, not configured: what programs need of the work of their scripts is done
-//! here. The archive stays uncompressed, since reading it is cheaper in an emulated machine than
-//! decompressing it.
+//! Packages are unpacked, not configured. Where programs need the work of the packages' scripts,
+//! this module does it. The archive stays uncompressed, since reading it is cheaper in an emulated
+//! machine than decompressing it.
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -468,7 +468,8 @@ pub fn programs() -> Result<PathBuf> {
 /// Makes the directory tree of Python and pytest, which is laid over the userland. Their modules
 /// are compiled by this machine's Python, since the emulated machine takes a minute to do so.
 pub fn python() -> Result<PathBuf> {
-    // A module's time may change on the way to the guest, so it does not say whether it is new.
+    // A module's time may change on the way to the guest, so the time does not decide whether it
+    // must be compiled again.
     let compile = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s"];
     finished_tree("python", PYTHON, PYTHON_LEFT_OUT, |tree| {
         let modules = tree.join("usr/lib");
@@ -502,12 +503,12 @@ pub fn busybox() -> Result<PathBuf> {
     Ok(tree("busybox", BUSYBOX, BUSYBOX_LEFT_OUT)?.join("usr/bin/busybox"))
 }
 
-/// Makes a directory tree of what is in these packages, but for some paths.
+/// Makes a directory tree from these packages, without some paths.
 fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
     finished_tree(name, packages, left_out, |_| Ok(()))
 }
 
-/// Makes a directory tree of what is in these packages, but for some paths, and finishes it.
+/// Makes a directory tree from these packages, without some paths, and finishes it.
 fn finished_tree(
     name: &str,
     packages: &[&str],

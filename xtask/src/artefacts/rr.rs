@@ -12,7 +12,7 @@ use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
 
-/// The versions to take, the first one that can be had.
+/// The versions to try. The first available one is used.
 const UPSTREAM: &[&str] = &["5.9", "5.10"];
 
 /// What it is built with, in a Debian of the testbed's release.
@@ -28,8 +28,8 @@ const PACKAGES: &[&str] = &[
     "zlib1g-dev",
 ];
 
-/// Programs of 32 bits are left out, which the testbed's guest does not have the libraries for, and
-/// so is the debugging information of programs that no test debugs.
+/// Two things are left out: 32-bit programs, for which the testbed's guest lacks the libraries, and
+/// the debugging information of programs that no test debugs.
 const BUILD: &str = r#"
 cmake -S /rr -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -Ddisable32bit=ON -DWILL_RUN_TESTS=OFF
 ninja -C /build
@@ -107,7 +107,8 @@ fn lines_of_tests(text: &str) -> Result<String> {
     Ok(list)
 }
 
-/// Has the tests run one debugger only: gdb. The other one is larger than everything else.
+/// Makes the tests run only one debugger, gdb. The other one is larger than everything else
+/// together.
 fn without_lldb(tree: &Path) -> Result<()> {
     let path = tree.join("src/test/util.sh");
     let text = fs::read_to_string(&path)?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Builds the Rust parts of the hypervisor driver and of the kernel module, each as one object file
-//! that the other project's own build links.
+//! Builds the Rust parts of the hypervisor driver and of the kernel module. Each part is one object
+//! file, which the other project's own build links.
 //!
-//! Cargo builds a static library for the bare-metal target. Its one object of the boundary crate,
-//! which has inlined everything, is taken out. What no entry refers to is dropped, and every symbol
-//! but the entries is made local. What remains undefined has to be provided by C.
+//! Cargo builds a static library for the bare-metal target. The object of the boundary crate, into
+//! which everything is inlined, is taken out of it. Code that no entry refers to is dropped, and
+//! every symbol but the entries is made local. C has to provide the symbols that remain undefined.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ pub const ENTRY_PREFIX: &str = "perfctr_core_";
 const FLAGS: &[&str] = &[
     "-Cno-redzone=yes",
     "-Cforce-unwind-tables=no",
-    // An indirect jump would need the speculation barriers of the program it is linked into.
+    // An indirect jump would need the speculation barriers of the program into which it is linked.
     "-Cjump-tables=no",
-    // A return goes through the surroundings' thunk, as those of their C code do.
+    // A return goes through the surrounding program's thunk, as the returns of its C code do.
     "-Zfunction-return=thunk-extern",
-    // Call `memcpy` itself and not through a table of addresses, which neither Xen nor a Linux
-    // module has. Link-time optimisation would take over the core library's choice to do so;
-    // inlining across crates makes up for it.
+    // These options call `memcpy` directly and not through a table of addresses, which neither Xen
+    // nor a Linux module has. Link-time optimisation would adopt the core library's choice of such
+    // a table. Inlining across crates makes up for it.
     "-Zplt=yes",
     "-Zcross-crate-inline-threshold=always",
 ];
@@ -115,7 +115,7 @@ fn object(
     let complete = crate_object(&work, &package.replace('-', "_"))?;
     let reduced = work.join("perfctr_core.o");
     reduce(&complete, &reduced)?;
-    // Another run may still use the object, so it is replaced in one step.
+    // Another run may still be using the object, so it is replaced in one step.
     let object = target_dir.join("perfctr_core.o");
     fs::rename(&reduced, &object)?;
     Ok(object)
@@ -159,8 +159,8 @@ fn crate_object(dir: &Path, crate_name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Keeps the entries and what they need. Sections that only a debugger or an unwinder uses are
-/// removed.
+/// Keeps the entries and everything that they need. Sections that only a debugger or an unwinder
+/// uses are removed.
 fn reduce(complete: &Path, object: &Path) -> Result<()> {
     let symbols = sh::output(cmd("nm", ["--defined-only", "-g", "-j"]).arg(complete))?;
     let entries: Vec<&str> = symbols.lines().filter(|s| s.starts_with(ENTRY_PREFIX)).collect();

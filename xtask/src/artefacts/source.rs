@@ -23,8 +23,8 @@ replace-with = \"vendor\"
 directory = \"vendor\"
 ";
 
-/// Writes the archive into `dir`. It has what git has of the tree as it is here, and every crate
-/// that `Cargo.lock` names. The same sources give the same archive.
+/// Writes the archive into `dir`. It has the tree as it is here, as far as git knows its files, and
+/// every crate that `Cargo.lock` names. The same sources give the same archive.
 pub fn archive(dir: &Path) -> Result<PathBuf> {
     apt::install(&["xz-utils"], "packing the sources")?;
     let _lock = cache::lock("source")?;
@@ -47,7 +47,7 @@ pub fn archive(dir: &Path) -> Result<PathBuf> {
     let archive = dir.canonicalize()?.join(format!("{name}.tar.xz"));
     let mut tar = cmd("tar", ["-c", "--xz", "--sort=name", "--owner=0", "--group=0"]);
     tar.args(["--numeric-owner", "--mode=u+rw,go+r-w,a+X"]).arg(format!("--mtime={}", date.trim()));
-    // xz writes other bytes if it has another number of threads.
+    // xz writes other bytes if its number of threads differs.
     tar.env("XZ_OPT", "-3 -T1").arg("-f").arg(&archive).arg("-C").arg(&work).arg(&name);
     sh::output(&mut tar)?;
     fs::remove_dir_all(work)?;

@@ -12,8 +12,9 @@ use crate::tools::sh::{self, cmd};
 
 const PACKAGES: &[&str] = &["libc6-dev", "libgcc-s1", "libgomp1"];
 
-/// A script that has links lead to files of the tree, and not of this machine. One of them leads to
-/// a library of the compiler's, which it would otherwise take from its own directory.
+/// A script that makes links point to files of the tree, and not of this machine. One of them
+/// points to a library of the compiler's, which the compiler would otherwise take from its own
+/// directory.
 const LINKS: &str = r#"
 ln -s libgomp.so.1 "$0/usr/lib/x86_64-linux-gnu/libgomp.so"
 find "$0" -type l -lname '/*' | while read -r link; do

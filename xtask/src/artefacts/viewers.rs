@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Gets the programs in which people look at pictures: Debian's Chromium, and a terminal, in a
-//! system of their own.
+//! Gets the programs in which people look at pictures: Debian's Chromium, and a terminal. They are
+//! in a system of their own.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
 
-/// The packages: the browser; a terminal in a window, one that says what each of its cells shows,
-/// a screen without a monitor, and what takes a picture of it. Without a font there are no letters,
-/// and terminals need a file system of their own.
+/// The packages: the browser; a terminal in a window, a terminal that reports the content of each
+/// of its cells, a screen without a monitor, and a program that takes a picture of it. Without a
+/// font there are no letters, and terminals need a file system of their own.
 const PACKAGES: [&str; 7] =
     ["chromium", "xterm", "tmux", "xvfb", "scrot", "fonts-dejavu-core", "mount"];
 

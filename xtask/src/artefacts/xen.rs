@@ -51,8 +51,8 @@ pub fn releases() -> Result<Vec<String>> {
     GLUE.releases()
 }
 
-/// Gets the source of a release, and returns its version and directory. A later release's source is
-/// that of Xen's authors in Debian's package, since Debian does not change the hypervisor.
+/// Gets the source of a release, and returns its version and directory. For a later release this is
+/// the source of Xen's authors in Debian's package, since Debian does not change the hypervisor.
 fn source(release: Option<&str>) -> Result<(&str, PathBuf)> {
     Ok(match release {
         None | Some(UPSTREAM) => (UPSTREAM, apt::source("xen", UPSTREAM)?),
@@ -119,7 +119,7 @@ fn packaged(source: &Path) -> Result<PathBuf> {
     Ok(dir.join("xen"))
 }
 
-/// Returns what the project changes in the source of a release of Xen, the usual or another, as a
+/// Returns the project's changes to the source of a release of Xen, the usual or another, as a
 /// patch.
 pub fn patch(release: Option<&str>) -> Result<String> {
     let (version, source) = source(release)?;

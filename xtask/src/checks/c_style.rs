@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks the layout of our C and C++ by the `.clang-format` nearest to each file: it is Linux'
-//! style, and Xen's where Xen builds the file.
+//! Checks the layout of our C and C++ by the `.clang-format` nearest to each file. It is Linux'
+//! style, or Xen's if Xen builds the file.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ const FOLDERS: &[&str] = &[
     "libperfctr-rs/python/tests/",
 ];
 
-/// Has clang-format check every file.
+/// Makes clang-format check every file.
 pub fn check() -> Result<()> {
     apt::install(&["clang-format"], "checking the layout of C")?;
     let tree = Tree::new(sh::project())?;

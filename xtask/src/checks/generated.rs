@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks the C headers that are generated from Rust and committed, so that C builds without Rust:
-//! the shared ABI, and for each boundary crate its entries, the functions that it calls, and its
-//! structures. One boundary is that of a library, whose header is for its users.
+//! Checks the C headers that are generated from Rust and committed, so that C can be built without
+//! Rust. One header has the shared ABI. For each boundary crate, one has its entries, the functions
+//! that it calls, and its structures. One boundary is that of a library, whose header is for the
+//! library's users.
 
 use std::fs;
 use std::path::Path;
@@ -214,10 +215,10 @@ impl Boundary {
         let mut text = Vec::new();
         bindings.write(&mut text);
         let text = String::from_utf8(text).context(self.header)?;
-        // Links of rustdoc's are removed, and so are marks that kernel-doc would read.
+        // This removes rustdoc's links, and marks that kernel-doc would read.
         let text = text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n");
         Ok(match self.reader {
-            // Only the first line is there, behind which a link to Rust may follow.
+            // The header has only the first line, which may end in a link to Rust.
             Reader::Glue => text.replace("; see\n", ".\n"),
             Reader::User(_) => for_users(&text),
         })
@@ -283,8 +284,8 @@ impl Reader {
     }
 }
 
-/// Makes the text fit for users in C. Leaves out what comments tell callers in Rust, that a pointer
-/// has to be one, and the comments with two slashes, which old C does not have.
+/// Makes the text fit for users in C. Removes what comments tell callers in Rust (that a pointer
+/// must be valid), and comments with two slashes, which old C does not have.
 fn for_users(text: &str) -> String {
     let text = text.replace(" // __cplusplus", "").replace("  // extern \"C\"", "");
     let text = text.replace("#endif \n", "#endif\n");
@@ -312,7 +313,7 @@ mod tests {
     use super::*;
 
     /// Replaces `old` by `new` in one file of a copy of the project. Returns the headers that are
-    /// stale then, each with the text of the line that is named.
+    /// then stale, each with the text of the line that `stale` names.
     fn stale_after(file: &str, old: &str, new: &str) -> Vec<(String, String)> {
         let copy = std::env::temp_dir().join(format!("perfctr-headers-{}", std::process::id()));
         // The generator reads the modules beside a source too.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks what has to hold before anything is committed. The tests are run elsewhere.
+//! Checks conditions that have to hold before anything is committed. The tests are run elsewhere.
 
 mod c_style;
 mod generated;
@@ -111,7 +111,7 @@ fn publishable() -> Result<()> {
             ensure!(has, "the package of {name} lacks {licence}, which {name}/{licence} links to");
         }
     }
-    // Cargo keeps what it has unpacked by version, and by the directory that it has packed it in.
+    // Cargo keeps unpacked crates by version, and by the directory in which they were packed.
     let packed = sh::project().join(format!("target/publish-{}", std::process::id()));
     let mut cargo = toolchain::cargo();
     cargo.args(["publish", "--quiet", "--dry-run", "--allow-dirty", "--locked"]);

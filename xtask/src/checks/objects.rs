@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks whether the Rust objects keep the promises that their surroundings rely on.
+//! Checks whether the Rust objects keep the promises on which the surrounding programs rely.
 //!
-//! They are linked into a hypervisor and a kernel. So they may call only what the glue provides,
-//! must not panic, do not touch vector registers, jump only to fixed places, return only through
-//! their surroundings' thunk, and need no table of addresses and little stack.
+//! The objects are linked into a hypervisor and a kernel. So they may call only functions that the
+//! glue provides, and must not panic. They do not touch vector registers, jump only to fixed
+//! places, return only through the surrounding program's thunk, and need no table of addresses and
+//! little stack.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::tools::sh::{self, cmd};
 const GLUE_PREFIX: &str = "perfctr_glue_";
 
 /// Functions that the compiler calls on its own, and that Xen and Linux provide. The last one
-/// replaces every return, so that the code which protects returns on this CPU is in one place.
+/// replaces every return, so that the code that protects returns on this CPU is in one place.
 const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x86_return_thunk"];
 
 /// Functions that the kernel module's core calls without glue in between. The kernel exports each
@@ -26,8 +27,8 @@ const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x8
 pub const KERNEL_CALLS: &[&str] =
     &["cpus_read_lock", "cpus_read_unlock", "free_pages", "kfree", "synchronize_rcu"];
 
-/// The most stack that the functions of an object may use, which is little more than what they
-/// need: a copy of something large that nobody meant is noticed. Unit: bytes.
+/// The most stack that the functions of an object may use. It is little more than they need, so
+/// that an unintended copy of something large is noticed. Unit: bytes.
 #[derive(Clone, Copy)]
 struct Frames {
     max: u64,
@@ -39,9 +40,9 @@ struct Frames {
 /// made, but not twice.
 const HYPERVISOR_FRAMES: Frames = Frames { max: 2_600, larger: &[] };
 
-/// The module is called where Linux has used much of its stack already. The exception tries whether
-/// a group of events fits a vCPU that has no others, so such a vCPU's events are in it. perf asks
-/// that when it makes an event, and nothing deep follows.
+/// The kernel calls the module where Linux has used much of its stack already. The exception is a
+/// function that tries whether a group of events fits a vCPU without other events, so it has such a
+/// vCPU's events on its stack. perf calls it when it makes an event, and no deep calls follow.
 const MODULE_FRAMES: Frames = Frames { max: 1_400, larger: &[("perfctr_core_events_fit", 2_560)] };
 
 impl Frames {
@@ -73,9 +74,9 @@ pub fn check_module() -> Result<()> {
     check_linked(&guest::module(&kernel::kernel()?, Purpose::Use)?)
 }
 
-/// Checks that DKMS lets the module be built for a kernel that has no support for Xen, that it can
-/// be, and then calls nothing of Xen's. A kernel with a system of its own is left out, since its
-/// headers are there.
+/// Checks that DKMS lets the module be built for a kernel without support for Xen, that the build
+/// works, and that the module then calls nothing of Xen's. Kernels with a system of their own are
+/// left out, since their headers are in that system.
 pub fn check_module_without_xen() -> Result<()> {
     let kernel = kernel::kernel()?;
     if kernel.system.is_some() {
@@ -100,8 +101,7 @@ pub fn check_kvm(version: Option<&str>) -> Result<()> {
     kvm::MODULES.iter().try_for_each(|module| check_linked(&built.join(module)))
 }
 
-/// Checks what the kernel's own tool has found out about a module's objects, the Rust one among
-/// them.
+/// Checks the findings of the kernel's own tool about a module's objects, the Rust one among them.
 fn check_linked(module: &Path) -> Result<()> {
     let sections = sh::output(cmd("readelf", ["-SW"]).arg(module))?;
     let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(module))?;
@@ -112,9 +112,9 @@ fn check_linked(module: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Finds faults of a module: the section of returns that the kernel patches has to list each of
-/// them, and the kernel's unwinder needs data. The data that each CPU has a copy of may have no
-/// addresses in it: many releases of the kernel leave them 0 when they load a module.
+/// Finds faults of a module. The section of returns that the kernel patches has to list each of
+/// them, and the kernel's unwinder needs data. Per-CPU data must not contain addresses: many
+/// releases of the kernel leave them 0 when they load a module.
 fn module_faults(sections: &str, code: &str) -> Vec<String> {
     let mut faults = Vec::new();
     // An entry of the list is a displacement of 32 bits.
@@ -169,8 +169,8 @@ fn symbol_faults(symbols: &str) -> Vec<String> {
     symbols.lines().filter(panicking).map(|name| format!("can panic: {name}")).collect()
 }
 
-/// Looks at a disassembly: a line with `<name>:` starts a function, the others are
-/// `address: TAB instruction`.
+/// Reads a disassembly: a line with `<name>:` starts a function, the others are `address: TAB
+/// instruction`.
 fn code_faults(disassembly: &str, frames: Frames) -> Vec<String> {
     let mut function = "";
     let mut faults = Vec::new();
@@ -201,8 +201,8 @@ fn code_faults(disassembly: &str, frames: Frames) -> Vec<String> {
     faults
 }
 
-/// Returns the number of bytes that an instruction takes from the stack, if it is the one that
-/// makes room for a function's variables.
+/// Returns how many bytes of the stack an instruction reserves, if it is the one that makes room
+/// for a function's variables.
 fn frame(instruction: &str) -> Option<u64> {
     let operands = instruction.trim().strip_prefix("sub")?.trim_start();
     let bytes = operands.strip_prefix("$0x")?.strip_suffix(",%rsp")?;
@@ -247,7 +247,7 @@ mod tests {
         assert!(takes(HYPERVISOR_FRAMES, "f", 2_600).is_empty());
         assert_eq!(takes(HYPERVISOR_FRAMES, "f", 2_601).len(), 1);
         assert!(takes(module, "f", 1_400).is_empty());
-        // A thread's control used this much once, for copies of what it was asked for.
+        // A thread's control once used this much, for copies of its argument.
         let faults = takes(module, "ThreadPmu7control", 2_152);
         assert_eq!(faults, ["2152 bytes of stack in ThreadPmu7control, more than 1400"]);
         assert!(takes(module, fits, 2_152).is_empty());

@@ -12,20 +12,21 @@ use super::spec::Spec;
 use crate::tools::apt;
 use crate::tools::sh::{self, cmd};
 
-/// What makes the image.
+/// The packages that make the image.
 const PACKAGES: &[&str] = &["grub-common", "grub-pc-bin", "mtools", "xorriso"];
 
 /// Instructions to a second of the machine's time, of each CPU.
 const SPEED: u32 = 50_000_000;
-/// The same for a machine whose costs are counted: that of QEMU there, so that as many instructions
-/// in both are between two interrupts of a timer.
+/// The same for a machine whose costs are counted. It is the value of QEMU for such machines, so
+/// that in both emulators equally many instructions are between two interrupts of a timer.
 const SPEED_COUNTED: u32 = 125_000_000;
 
-/// MiB of the guest's memory that Bochs keeps in its own, at most; what is beyond is in a file.
+/// MiB of the guest's memory that Bochs keeps in its own memory, at most. The rest is in a file.
 const HOST_MIB: u64 = 2048;
 
-/// Where Linux's archive is in memory from the start, which costs nothing, while the firmware reads
-/// a disc at two megabytes a second. GRUB and the kernel's first steps use memory elsewhere.
+/// The place of Linux's archive in memory. It is there from the start, which costs nothing, while
+/// the firmware reads a disc at two megabytes a second. GRUB and the kernel's first steps use other
+/// memory.
 const INITRD: u64 = 512 << 20;
 const PAGE: u64 = 4096;
 
@@ -37,7 +38,7 @@ pub fn start_bochs(emulator: &Path, spec: &Spec, software: &Software, dir: &Path
         configuration += &format!("optramimage1: file=initrd, address={INITRD:#x}\n");
     }
     fs::write(dir.join("bochsrc"), configuration)?;
-    // However this process ends, the machine does not outlive it.
+    // This ends the machine together with this process, however that ends.
     let mut bochs = cmd("setpriv", ["--pdeathsig", "KILL"]);
     bochs.arg(emulator).args(["-q", "-f", "bochsrc"]);
     let log = File::create(dir.join("emulator.log"))?;
@@ -45,7 +46,7 @@ pub fn start_bochs(emulator: &Path, spec: &Spec, software: &Software, dir: &Path
     bochs.spawn().context("cannot start Bochs")
 }
 
-/// Writes the image of a disc that boots this.
+/// Writes the image of a disc that boots this software.
 fn image(software: &Software, dir: &Path) -> Result<()> {
     apt::install(PACKAGES, "discs that Bochs boots from")?;
     let grub = dir.join("disc/boot/grub");
@@ -83,7 +84,8 @@ fn menu(software: &Software, initrd: u64) -> String {
 fn configuration(spec: &Spec, software: &Software) -> String {
     let topology = &spec.topology;
     let guest_mib = topology.kvm.as_ref().map_or(0, |host| host.memory_mib);
-    // The copied files are in memory twice while they are unpacked, and where they were at first.
+    // The copied files are in memory twice while they are unpacked, and a third time where they
+    // were at first.
     let memory = topology.memory_mib + guest_mib + 3 * software.files_mib;
     let speed = if topology.deterministic { SPEED_COUNTED } else { SPEED };
     format!(

@@ -39,7 +39,7 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
 }
 
 fn start_qemu(emulator: &Path, spec: &Spec, software: &Software, dir: &Path) -> Result<Child> {
-    // The machine ends with this process, however that ends.
+    // The machine ends together with this process, however that ends.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
     qemu.arg(emulator);
     machine(&mut qemu, &spec.topology, software.files_mib);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Prepares a machine that is the host of another one: KVM's modules, the program that runs the
-//! guest, and all that the guest is booted from.
+//! guest, and the files from which the guest is booted.
 
 use std::fs;
 use std::io::BufWriter;
@@ -43,8 +43,8 @@ pub fn kernel(host: &Host) -> Result<Kernel> {
     kernel::of(host.release.as_deref())
 }
 
-/// Makes an archive to be unpacked over the host's root file system. The guest has this kernel, and
-/// this archive, of which `files_mib` MiB are copied files.
+/// Makes an archive to be unpacked over the host's root file system. It has the guest's kernel and
+/// archive, of which `files_mib` MiB are copied files.
 pub fn layer(
     host: &Host,
     spec: &Spec,
@@ -97,7 +97,7 @@ pub fn layer(
 fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     let [kernel, initrd] = ["kernel", "initrd"].map(|file| format!("/{GUEST}/{file}"));
     let mut argv = vec!["qemu-system-x86_64".to_owned()];
-    // This gives vCPUs' threads names, by which the disturber finds them.
+    // This gives names to the vCPUs' threads, by which the disturber finds them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
     // QEMU cannot truncate such files.

@@ -73,7 +73,7 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
     Ok(archive.finish()?.into_inner()?)
 }
 
-/// Returns an archive that has the first program write to I/O ports, because there is no virtio
+/// Returns an archive that makes the first program write to I/O ports, because there is no virtio
 /// device.
 pub fn io_ports() -> Result<Vec<u8>> {
     let mut archive = Archive::new(BufWriter::new(Vec::new()));

@@ -31,9 +31,9 @@ pub use self::spec::Spec;
 /// Boots the machine, runs the command and ends the machine. An error means that the run could not
 /// be prepared.
 ///
-/// If a boot stops before the guest has started its first program, it is tried once more. The fault
-/// that made one of a hundred boots do so is mended (testbed/qemu), so no boot should. Both
-/// attempts are counted, and the files of the first one are kept.
+/// If a boot stops before the guest has started its first program, it is tried once more. A fault
+/// once caused that in one of a hundred boots. It is fixed (testbed/qemu), so no boot should stop.
+/// Both attempts are counted, and the files of the first one are kept.
 pub fn run(spec: &Spec) -> Result<Outcome> {
     let outcome = attempt(spec)?;
     let Status::Failed(Failure::NeverUp(_)) = &outcome.status else {

@@ -31,7 +31,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Has the monitor execute a command, and returns the answer.
+    /// Makes the monitor execute a command, and returns the answer.
     pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         writeln!(self.stream, "{}", json!({ "execute": command, "arguments": arguments }))?;
         loop {

@@ -82,7 +82,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Says for people why the run failed, with the console's end if that explains it.
+    /// Describes for people why the run failed, with the console's end if that explains it.
     pub fn explain(&self) -> Option<String> {
         let log = self.console.display();
         match &self.status {

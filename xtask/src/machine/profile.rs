@@ -23,8 +23,8 @@ pub enum Emulator {
 }
 
 impl Emulator {
-    /// Returns how many times as long as in QEMU things may take: one thread emulates all of Bochs'
-    /// CPUs.
+    /// Returns the factor by which things may take longer than in QEMU, since one thread emulates
+    /// all of Bochs' CPUs.
     pub fn patience(self) -> u32 {
         match self {
             Self::Qemu => 1,
@@ -134,7 +134,7 @@ pub struct HostLinux {
 }
 
 impl HostLinux {
-    /// Has every host that is described from now on be of the chosen version.
+    /// Gives every host that is described from now on the chosen version.
     pub fn choose(&self) {
         if let Some(version) = &self.host_linux {
             // Each verb chooses once.

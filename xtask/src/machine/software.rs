@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a machine boots, whatever emulates it.
+//! Prepares the software that a machine boots, in any emulator.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Describes what one run needs.
+//! Describes the needs of one run.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,8 +23,8 @@ pub struct Spec {
     pub module: bool,
     /// Parameters for our kernel module.
     pub module_args: String,
-    /// A whole system, as an archive for the kernel. Its own init is the first program, and ours is
-    /// one of its services.
+    /// A whole system, as an archive for the kernel. The system's own init is the first program,
+    /// and ours is one of its services.
     pub system: Option<PathBuf>,
     /// Directories whose contents are put into `/work`. Files of later ones replace those of
     /// earlier ones.
@@ -107,7 +107,7 @@ impl Spec {
         Ok(self)
     }
 
-    /// Has driver and module count the instructions that they execute themselves.
+    /// Makes driver and module count the instructions that they execute themselves.
     pub fn with_cost(mut self) -> Result<Self> {
         self.module_args = "cost=1".to_owned();
         self.driver("cost")
@@ -129,8 +129,8 @@ impl Spec {
         self
     }
 
-    /// Has what the command leaves in `/out` unpacked into this directory, and removes what is
-    /// there from an earlier run.
+    /// Unpacks what the command leaves in `/out` into this directory, and removes the files of an
+    /// earlier run from it.
     ///
     /// # Errors
     ///

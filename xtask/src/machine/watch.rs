@@ -18,17 +18,17 @@ use super::outcome::{Failure, Outcome, Status};
 use super::profile::Emulator;
 use super::spec::Spec;
 
-/// The longest time from power-on until the guest's init reports. On a machine that twenty others
-/// use at the same time, a boot of half a minute takes ten minutes.
+/// The longest time from power-on until the guest's init reports. If twenty others use the machine
+/// at the same time, a boot of half a minute takes ten minutes.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
-/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses or waits
-/// for less than `BOOT_IDLE` of the host's CPUs ...
+/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses less than
+/// `BOOT_IDLE` of the host's CPUs, waiting for them included ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
 const BOOT_IDLE: Duration = Duration::from_secs(3);
-/// ... or if the emulator has used more than this of the CPUs since the console's last news, which
+/// ... or if the emulator has used more CPU time than this since the console's last output, which
 /// is more than any boot needs.
 const BOOT_BUSY: Duration = Duration::from_secs(90);
-/// The same for Bochs. Its firmware reads what is booted from a disc, without a message.
+/// The same for Bochs, whose firmware reads the software from a disc without a message.
 const BOOT_BUSY_BOCHS: Duration = Duration::from_secs(600);
 /// The longest time from the report of the command's end, or from a crash, until the emulator has
 /// ended by itself.
@@ -52,11 +52,11 @@ const CRASHES: &[&str] = &[
 ];
 
 /// The questions to the emulator's monitor about a machine that does not come up or does not end,
-/// and how often they are asked. Where the answers differ, something is still moving.
+/// and how often they are asked. If the answers differ, something is still making progress.
 const QUESTIONS: &[&str] =
     &["info status", "info registers -a", "info lapic 0", "info lapic 1", "info pic", "info irq"];
 const ASKED: usize = 3;
-/// The input that has Xen read the serial line (CTRL-A three times), and its keys for debugging.
+/// The input that makes Xen read the serial line (CTRL-A three times), and its keys for debugging.
 const XEN_KEYS: &str = "\x01\x01\x01rqe0r";
 const ASKED_EVERY: Duration = Duration::from_secs(2);
 
@@ -182,8 +182,8 @@ impl Watch {
         }
         self.asked_at = Instant::now();
         if self.wake {
-            // A machine that has just ended does not answer. One that does not wake exceeds its
-            // time.
+            // A machine that has just ended does not answer. If a machine does not wake, its run
+            // times out.
             wake(&self.dir).ok();
         }
         if self.press_nmi && press_nmi(&self.dir).is_ok() {
@@ -306,7 +306,7 @@ fn cpu_time(process: u32) -> Duration {
     TICK * ticks
 }
 
-/// Writes what the emulator knows of its machine to the file `machine-state` of the run.
+/// Writes the emulator's information about its machine to the file `machine-state` of the run.
 fn ask_monitor(dir: &Path) -> Result<()> {
     let mut monitor = Monitor::open(dir)?;
     let mut log = File::create(dir.join("machine-state"))?;
@@ -321,7 +321,7 @@ fn ask_monitor(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has Xen, if there is one, print on the console what it knows of its scheduler, domains, event
+/// Makes Xen, if there is one, print on the console the state of its scheduler, domains, event
 /// channels and CPUs.
 fn ask_xen(dir: &Path) -> Result<()> {
     let mut serial = UnixStream::connect(dir.join(SERIAL))?;
@@ -391,8 +391,9 @@ mod tests {
 
     #[test]
     fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
-        // Returns the first of these moments, which are 10 s apart, at which a boot has ended that
-        // uses this many milliseconds of the CPUs in a second, and waits for them so many.
+        // Returns the first of several moments, 10 s apart, at which a boot is found to have ended.
+        // The emulator uses the CPUs for this many milliseconds in a second, and waits for them for
+        // that many.
         let ended_waiting = |emulator, using: fn(u64) -> u64, waiting: u64| {
             let (mut progress, mut used) = (Progress::new(emulator), 0);
             (0..90).map(|n| n * 10).find(|now| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Opens a flame graph in Debian's Chromium, takes screenshots of it, and checks what it shows, and
-//! what a click and a search do.
+//! Opens a flame graph in Debian's Chromium, and takes screenshots of it. Checks what it shows, and
+//! the effects of a click and of a search.
 
 use std::fs;
 use std::iter::zip;
@@ -15,18 +15,18 @@ use crate::tools::cache;
 
 /// The window's width, which is that of the picture.  Unit: pixels.
 const WIDTH: u32 = 1200;
-/// The width that is left free at both sides of the picture together. Unit: pixels.
+/// The width at both sides of the picture together that is left free. Unit: pixels.
 const MARGIN: f64 = 20.0;
 /// How far a box's width may be from its share of the picture's width. Unit: pixels.
 const BAND: f64 = 0.1;
 /// A box of at least this width has to show a name of usual length. Unit: pixels.
 const WIDE: f64 = 400.0;
-/// The narrowest box whose colour the screenshot surely has. Unit: pixels.
+/// The narrowest box whose colour is certainly in the screenshot. Unit: pixels.
 const COLOURED: f64 = 3.0;
 /// How far from its right edge, and how far below its upper edge, a box is filled. Its letters end
 /// before. Unit: pixels.
 const FILLED: [f64; 2] = [1.5, 7.0];
-/// The colour of what was searched for, as the picture's own script sets it.
+/// The colour of search results, as the picture's own script sets it.
 const FOUND: &str = "rgb(230, 0, 230)";
 
 /// A script that prints each box's title, label, place and colour, and the width of the first
@@ -68,7 +68,7 @@ pub struct Box {
 }
 
 impl Box {
-    /// Returns the box of these that it is drawn upon, unless it is the lowest one.
+    /// Returns the box among these on which this one is drawn, unless it is the lowest one.
     fn below<'a>(&self, boxes: &'a [Self]) -> Option<&'a Self> {
         let middle = self.left + self.width / 2.0;
         let is_below = |other: &&Self| {
@@ -90,11 +90,11 @@ impl Box {
     }
 }
 
-/// What the browser has made of a picture.
+/// The browser's drawing of a picture.
 pub struct Opened {
     /// All boxes.
     pub boxes: Vec<Box>,
-    /// What the picture says of what was searched for.
+    /// The text of the picture about the search results.
     matched: String,
     /// The width of the clicked box after the click. Unit: pixels.
     clicked: f64,
@@ -138,7 +138,7 @@ pub fn opens(picture: &Path, name: &str) -> Result<Opened> {
 /// Returns the screenshot.
 pub fn finds(picture: &Path, function: &str, name: &str) -> Result<PathBuf> {
     let text = fs::read_to_string(picture).with_context(|| picture.display().to_string())?;
-    // The picture's own search is in whole titles, in which the samples follow.
+    // The picture's own search covers whole titles, in which the samples follow the name.
     let found = open(&text, &format!("?s=^{function}%20"), name)?;
     let mut samples = 0;
     for one in &found.boxes {

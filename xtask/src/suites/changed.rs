@@ -190,8 +190,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/tidy.toml", &[]),
 ];
 
-/// A file of these folders is tested by the suite of its name, also by that suite on other
-/// machines.
+/// A file of these folders is tested by the suite of its name, and by that suite on other machines.
 const NAMED: [&str; 2] = ["tests/vm/src/bin/", "xtask/src/suites/"];
 
 /// Returns the names of the suites that can be broken by the difference between the commit `base`

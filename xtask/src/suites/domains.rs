@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts programs of Debian's in domains of different kinds, alone and side by side, and compares
-//! the counts with those on Linux without a hypervisor and with `docs/domains.md`. The long tier
-//! has more programs, and one more kind of domain.
+//! Counts Debian's programs in domains of different kinds, alone and side by side. Compares the
+//! counts with those on Linux without a hypervisor and with `docs/domains.md`. The long tier has
+//! more programs, and one more kind of domain.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,11 +23,11 @@ const COMMANDS: &str = "\
 /usr/bin/gzip -9nc words
 /usr/bin/sort -S 1M words.py
 ";
-/// A program that does nothing, and so executes the dynamic loader only. The loader looks at the
-/// CPU, and finds another one in a PVH domain, for which CPUID is Xen's.
+/// A program that does nothing, and so executes only the dynamic loader. The loader inspects the
+/// CPU, and finds another one in a PVH domain, for which Xen provides CPUID.
 const LOADER: &str = "/usr/bin/true";
-/// Programs whose instructions differ between machines whoever counts them, since they ask how much
-/// memory there is, or what is in a directory.
+/// Programs whose instructions differ between machines, whoever counts them, since they ask for the
+/// size of the memory or the content of a directory.
 const ASKING: [&str; 3] = ["xz", "python3.11", "cc1"];
 /// The events, in the order of the true counts.
 const EVENTS: [&str; 3] = ["instructions:u", "branches:u", "cycles:u"];
@@ -70,8 +70,8 @@ fn compare(report: &mut Report, is_long: bool, counts_entries: bool) -> Result<(
     let dir = programs::files(&commands)?;
     let domains = machine(&dir, is_long, counts_entries)?;
     let mut alone = programs::machine("native", "", &dir)?;
-    // The bare machine has as many CPUs as a domain: the C library asks the CPU for their number,
-    // and programs ask the kernel.
+    // The bare machine has as many CPUs as a domain, since the C library asks the CPU for their
+    // number, and programs ask the kernel.
     alone.topology.cpu.clone_from(&domains.topology.cpu);
     alone.topology.linux.push_str(" nr_cpus=1");
     let truth = programs::counted(alone)?;
@@ -81,7 +81,8 @@ fn compare(report: &mut Report, is_long: bool, counts_entries: bool) -> Result<(
     let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
     let mut counts = counts(&printed, &truth)?;
     if counts_entries {
-        // Nobody knows how many cycles VMRUN takes in the guest, so they are not corrected.
+        // It is unknown how many cycles VMRUN takes in the guest, so the driver does not correct
+        // them.
         let (cycles, others) = counts.into_iter().partition(|count| count.event == CYCLES);
         counts = others;
         note_cycles(report, kinds, &cycles);

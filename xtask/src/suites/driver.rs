@@ -31,8 +31,8 @@ pub fn absent(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Boots Xen without its option perfctr. Returns the machine for what the module says there, and
-/// what sessions get.
+/// Boots Xen without its option perfctr. Returns the machine, on which the module's message and the
+/// answer to sessions are checked.
 fn driver_off() -> Result<Spec> {
     let mut spec = with_xen_args("dom0_max_vcpus=4", &["/work/providers", "off"])?;
     spec.module = false;
@@ -50,7 +50,7 @@ pub fn refusals(report: &mut Report) -> Result<()> {
         let call = guest::test_modules(&kernel)?.join("call.ko");
         spec.files.push((call, "/usr/lib/perfctr/call.ko".into()));
     } else {
-        // The command is refused as the hypercalls are.
+        // The command is refused in the same way as the hypercalls.
         let both = "/work/refusals; status=$?; /work/host-profile --refused && exit $status";
         spec.command = ["sh", "-c", both].map(Into::into).to_vec();
         spec.add_program("vm-tests", "host-profile")?;
@@ -79,7 +79,7 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
 }
 
 /// Tests the times of threads and vCPUs where the emulator's host takes no time away, and compares
-/// counts of kernel mode with those of the emulator.
+/// counts of kernel mode with the emulator's.
 pub fn clock(report: &mut Report) -> Result<()> {
     let both = "/work/clock test; clock=$?; /work/kernel && exit $clock";
     let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.deterministic();
@@ -93,7 +93,7 @@ pub fn clock(report: &mut Report) -> Result<()> {
 pub fn counting(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/counting"])?.with_cost()?;
     spec.add_program("vm-tests", "counting")?;
-    // The program runs until each thing that it waits for has happened, which takes longer.
+    // The program runs until every event that it waits for has happened, which takes longer.
     spec.timeout *= 3;
     report.succeeds(&spec, "every reading of competing threads is exact").map(drop)
 }

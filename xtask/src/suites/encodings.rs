@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Compares what the command takes events' names for with libpfm4's own answers, and reads the
+//! Compares the command's encodings of events' names with libpfm4's own answers, and reads the
 //! vendors' tables of metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,8 +17,8 @@ use crate::tools::{sh, toolchain};
 
 /// The CPU models by libpfm4's names: old and new ones of both vendors.
 const MODELS: [&str; 6] = ["nhm", "hsw", "skl", "spr", "amd64_fam17h_zen1", "amd64_fam17h_zen2"];
-/// The bits of an event select that say how the event is counted, and not which event it is: rings,
-/// pin control, interrupt and enable (SDM volume 3, figure 20-1).
+/// The bits of an event select that say how the event is counted, and not which event is counted:
+/// rings, pin control, interrupt and enable (SDM volume 3, figure 20-1).
 const NOT_OF_EVENT: u64 = 0b11 << 16 | 1 << 19 | 1 << 20 | 1 << 22;
 /// The word that libpfm4 writes for Intel's third fixed counter.
 const REFERENCE_CYCLES: u64 = 0x0300;
@@ -135,7 +135,7 @@ fn metrics_of_all(libpfm: &Libpfm, tables: &Path) -> Result<String> {
                     refused["kind"].as_str().unwrap_or_default()
                 }
             };
-            // The language and the names are Linux's own, so we have to know them.
+            // The language and the names are Linux's own, so the command has to know them.
             let is_ours = matches!(kind, "expression" | "circle" | "encoding" | "mode" | "");
             ensure!(!is_ours, "{processor}: {metric}");
             *kinds.entry(kind.to_owned()).or_default() += 1;
@@ -246,7 +246,7 @@ fn events(list: &mut Command) -> Result<Vec<Value>> {
     listed["events"].as_array().cloned().ok_or_else(|| anyhow!("no list: {output}"))
 }
 
-/// Returns our command, which is to take this machine for such a model.
+/// Returns our command, which treats this machine as such a model.
 fn perfctr(libpfm: &Libpfm, model: &str) -> Command {
     let mut command = Command::new(sh::project().join("target/debug/perfctr"));
     command.env("LD_LIBRARY_PATH", &libpfm.libraries).env("LIBPFM_FORCE_PMU", model);

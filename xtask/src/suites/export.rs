@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what the command exports and shows live, together with Debian's Prometheus, which scrapes
-//! it.
+//! Tests the values that the command exports and shows live, together with Debian's Prometheus,
+//! which scrapes them.
 
 use anyhow::{Result, ensure};
 
@@ -22,8 +22,8 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// The alerts, and the tests of them, in the project.
 const ALERTS: &str = "packaging/prometheus";
 
-/// Has Debian's promtool check the examples of alerts, and run the tests beside them. What names
-/// they may use is tested by the command's own tests. Boots nothing.
+/// Makes Debian's promtool check the examples of alerts, and run the tests beside them. The
+/// command's own tests check which names they may use. Boots nothing.
 pub fn alerts(report: &mut Report) -> Result<()> {
     let dir = cache::scratch("promtool")?;
     let packages = apt::fetch(&["prometheus"], false, &dir)?;

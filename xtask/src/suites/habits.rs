@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests habits of processors that their manuals do not promise: the PMU model has each of them as
-//! it is documented, and guests that count on such a processor get what `docs/habits.md` says.
+//! Tests habits of processors that their manuals do not promise. The PMU model has each of them as
+//! it is documented, and guests that count on such a processor get the results that
+//! `docs/habits.md` describes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,20 +18,20 @@ use crate::tools::sh;
 
 /// How often a guest counts the program whose counts are known.
 const RUNS: usize = 10;
-/// What the program executes, by `loop.S`.
+/// The instructions that the program executes, by `loop.S`.
 const INSTRUCTIONS: u64 = 2 * pmu::ITERATIONS as u64 + 4;
 const BRANCHES: u64 = pmu::ITERATIONS as u64 + 1;
-/// What records the program, and how many branches are between two samples.
+/// The command that records the program, and the number of branches between two samples.
 const SAMPLE: &str = "/work/perfctr record -e branches:u -c 10007 -o /tmp/recorded -- /work/loop";
 const PERIOD: u64 = 10_007;
 /// The most instructions that a habit adds to one run of the program, even on a busy machine.
 const SURPLUS_MAX: i64 = 1_000;
 
-/// What measures the processor, and prints what it has found.
+/// The command that measures the processor, and prints its findings.
 const SELFTEST: &str = "/work/perfctr selftest --json";
 
-/// Boots three machines, which have each habit between them. The long tier boots four more, of
-/// which two are hosts of KVM.
+/// Boots three machines, which together have all habits. The long tier boots four more, of which
+/// two are hosts of KVM.
 pub fn run(report: &mut Report) -> Result<()> {
     unknown(report)?;
     svm(report)?;
@@ -43,8 +44,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     entries(report)
 }
 
-/// Checks that the emulator refuses what is not a habit, and says why, and that the page about
-/// habits has those that the emulator names.
+/// Checks that the emulator refuses an unknown habit with a reason, and that the page about habits
+/// lists the habits that the emulator knows.
 fn unknown(report: &mut Report) -> Result<()> {
     let emulator = qemu::qemu()?;
     let refusal = |cpu: &str, habits: &str| -> Result<String> {
@@ -110,8 +111,8 @@ fn in_code(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Checks the model in and around an SVM guest: with the habits of AMD's alone, and then with those
-/// that other processors have, too.
+/// Checks the model in and around an SVM guest: first only with AMD's habits, and then also with
+/// those of other processors.
 fn svm(report: &mut Report) -> Result<()> {
     let mut hosts = Vec::new();
     for (habits, parameters) in [

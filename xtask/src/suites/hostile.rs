@@ -8,8 +8,8 @@ use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::suites::tenants;
 
-/// Tests what hostile users may do, what they can keep of other programs, what tracers may ask for,
-/// and what ends with them.
+/// Tests what hostile users may do, what they can learn about other programs, what tracers may ask
+/// for, and what ends together with them.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/hostile"])?;
     spec.timeout *= report.volume.pick(3, 4);

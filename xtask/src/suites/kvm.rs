@@ -12,7 +12,7 @@ use crate::suites::driver::refuses;
 use crate::suites::report::{Report, all, console_says};
 use crate::tools::cache;
 
-/// What Linux says when no handler takes an NMI for its own.
+/// Linux' message when no handler claims an NMI.
 const UNKNOWN_NMI: &str = "NMI received for unknown reason";
 
 /// Tests what a guest counts and samples, and hosts that let nobody count.
@@ -59,8 +59,8 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Demands that the host's kernel has reported each NMI that no counter had raised.
 ///
-/// The run sends NMIs by the emulator's NMI button.  A CPU remembers only one pending NMI, so it
-/// receives a press that coincides with a counter's interrupt together with that.  So this compares
+/// The run sends NMIs by the emulator's NMI button.  A CPU remembers only one pending NMI, so a
+/// press that coincides with a counter's interrupt arrives together with it.  So this test counts
 /// the NMIs that the kernel has received, and not the presses.
 fn every_other_nmi_is_reported(outcome: &Outcome) -> Result<()> {
     let console = String::from_utf8_lossy(&fs::read(&outcome.console)?).into_owned();
@@ -94,9 +94,9 @@ pub fn moved(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// What the host's kernel says when a guest takes the counters from perf for the first time.
+/// The host kernel's message when a guest takes the counters from perf for the first time.
 pub const COUNTERS_TAKEN: &str = "virtual machines count, so perf gets EBUSY";
-/// What it says when guests take the counters and give them back, and when they cannot have them.
+/// Its messages when guests take the counters and give them back, and when they cannot have them.
 const MESSAGES: [&str; 4] = [
     COUNTERS_TAKEN,
     "the hard-lockup watchdog is stopped while virtual machines count",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the library for C, and what is made of it for other languages, with programs that know
-//! nothing but what is installed.
+//! Tests the library for C, and its packages for other languages, with programs that know only the
+//! installed files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,9 @@ const PROGRAMS: &[Program<'_>] = &[
 
 /// The page of the book whose programs are run, too.
 const PAGE: &str = "docs/c.md";
-/// Its programs: the name of each, the language of its block, which is the ending of its source,
-/// too, which of the blocks in that language it is and how many there are, and how it is compiled.
+/// Its programs: the name of each; the language of its block, which is also the ending of its
+/// source; which of the blocks in that language it is, and how many there are; and how it is
+/// compiled.
 const BLOCKS: [(&str, &str, [usize; 2], &[&str]); 3] = [
     ("page-c", "c", [0, 2], C),
     ("page-c-regions", "c", [1, 2], C),
@@ -55,7 +56,8 @@ const BLOCKS: [(&str, &str, [usize; 2], &[&str]); 3] = [
 /// The programs that are also run where nobody counts.
 const ANYWHERE: &[&str] = &["refused", "refused-cpp", "raii", "regions", "regions-cpp"];
 
-/// Compiles every program, and runs all in the guest, and those that need no counters here.
+/// Compiles every program, and runs all in the guest. Those that need no counters are also run
+/// here.
 pub fn c(report: &mut Report) -> Result<()> {
     report.test("no symbol is that of the library with perfctr's interface", distinct);
     apt::install(&["gcc", "g++", "libc6-dev", "pkgconf"], "compiling the C library's tests")?;
@@ -116,8 +118,8 @@ fn installed_package(dir: &Path) -> Result<PathBuf> {
     Ok(site)
 }
 
-/// Tests the package with the library and with what stands in for it. The tests read the sources,
-/// the wheel, and the page of the book.
+/// Tests the package with the library and with a substitute for it. The tests read the sources, the
+/// wheel, and the page of the book.
 pub fn python(report: &mut Report) -> Result<()> {
     let (dir, prefix) = installed("python")?;
     report.test("pip installs it without a network", || installed_package(&dir).map(drop));

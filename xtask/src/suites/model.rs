@@ -65,8 +65,8 @@ pub fn simulator(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command that runs the simulator with these options. If it is to find faults, it is
-/// built from a copy of the sources that has them.
+/// Returns the command that runs the simulator with these options. If the simulator has to find
+/// faults, it is built from a copy of the sources that has them.
 pub fn simulator_command(options: &[String]) -> Result<Command> {
     let is_of_faults = |option: &String| {
         ["--all", "--bugs", "--plant"].contains(&option.split('=').next().unwrap_or_default())

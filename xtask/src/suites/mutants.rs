@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests whether the tests of the model tier notice small faults: cargo-mutants puts one after
+//! Tests whether the tests of the model tier notice small faults. cargo-mutants puts one after
 //! another into the two cores and the shared ABI.
 //!
-//! Each mutant is tried with the tests first that are built most quickly. Only what survives them
-//! is tried with the next ones, and with the simulator's at last. The results are kept in
-//! `target/mutation` for as long as the package's code stays the same. So a run that was
-//! interrupted continues, and a run after more tests were written tries the survivors only. Remove
-//! the directory to begin anew.
+//! Each mutant is first tried with the tests that are built most quickly. Those that survive are
+//! tried with the next tests, and finally with the simulator's. The results are kept in
+//! `target/mutation` as long as the package's code stays the same. So a run that was interrupted
+//! continues, and a run after more tests were written tries only the survivors. Remove the
+//! directory to begin anew.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -126,7 +126,7 @@ fn kinds(mutants: &[String]) -> Kinds {
     kinds
 }
 
-/// What has become of the mutants of a package.
+/// The results for the mutants of a package.
 #[derive(Default)]
 struct Tried {
     /// The number of all mutants.

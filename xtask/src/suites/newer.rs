@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs the README's two commands on a fresh Debian 13, which is a directory here. It has nothing
-//! but git, a linker and rustup's Rust, a clone of the last commit, and an empty cache.
+//! Runs the README's two commands on a fresh Debian 13, which is a directory here. It has only git,
+//! a linker and rustup's Rust, a clone of the last commit, and an empty cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};

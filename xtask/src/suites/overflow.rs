@@ -38,7 +38,7 @@ fn storm(topology: &str) -> Result<Spec> {
 }
 
 /// Describes a run with one vCPU, where the kernel never waits with interrupts disabled. On Intel
-/// it has counters as narrow and old as they may be.
+/// it has the narrowest counters of the oldest version that the project supports.
 fn one_vcpu(topology: &str) -> Result<Spec> {
     let command = ["/work/overflow", "--pending", "--rounds", "20"];
     let mut spec = spec(topology, "on", command)?;
@@ -50,7 +50,7 @@ fn one_vcpu(topology: &str) -> Result<Spec> {
     Ok(spec.deterministic())
 }
 
-/// Says whether the guest is a guest of the emulator's guest. That one takes too long with one CPU
+/// Returns whether the guest runs in the emulator's guest. Such a guest takes too long with one CPU
 /// whose clock counts its instructions.
 fn is_nested(topology: &str) -> bool {
     topology.ends_with("kvm")

@@ -39,7 +39,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Runs the verb with a script that calls perf, although no word of the command names it: one `perf
+/// Runs the verb with a script that calls perf, although the command does not name perf: one `perf
 /// stat` beside another one that counts a known number.
 fn verb(topology: &str) -> Result<()> {
     let dir = cache::scratch("perf-verb")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Compares what `perfctr report` finds in files of perf's with what Debian's perf finds there, and
-//! has hotspot's reader read what `perfctr` writes.
+//! Compares the findings of `perfctr report` in perf's files with those of Debian's perf. Also
+//! makes hotspot's reader read files that `perfctr` writes.
 
 mod host;
 
@@ -93,7 +93,7 @@ impl Bench {
         command
     }
 
-    /// Records with perfctr, and compares what either command reports.
+    /// Records with perfctr, and compares the reports of both commands.
     fn ours(&self) -> Result<()> {
         let words = ["record", "-g", "-e", "instructions:u", "-c", "500009", "-o", "ours.profile"];
         let mut record = self.perfctr(&words);
@@ -121,7 +121,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Has a profile say that samples were lost, which happens on busy machines only.
+    /// Makes a profile say that samples were lost, which otherwise only happens on busy machines.
     fn lose_samples(&self, profile: &str) -> Result<()> {
         let path = self.dir.join(profile);
         let mut document: Value = serde_json::from_slice(&fs::read(&path)?)?;
@@ -136,7 +136,7 @@ impl Bench {
         Ok(missed.with_context(|| format!("no samples were missed: {table}"))?.parse()?)
     }
 
-    /// Records with perf, and compares what either command reports of each event.
+    /// Records with perf, and compares the reports of both commands for each event.
     fn theirs(&self, events: &[&str]) -> Result<()> {
         let mut record = cmd("perf", ["record", "-q", "-g", "-o", "theirs.data"]);
         record.args(events).args(["--", "./calls"]).current_dir(&self.dir);
@@ -185,7 +185,7 @@ impl Bench {
         Ok(stacks)
     }
 
-    /// Has hotspot's reader count the samples.
+    /// Makes hotspot's reader count the samples.
     fn hotspot(&self) -> Result<()> {
         let tree = hotspot()?;
         let mut parser = Command::new(tree.join(LIBRARIES).join("libexec/hotspot-perfparser"));

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Opens each picture that users see in what they see it in, a browser or a terminal, and takes
-//! screenshots.
+//! Opens each picture that users see in a browser or a terminal, as they do, and takes screenshots.
 //!
-//! One machine makes the pictures: web servers are under load in a PV guest and in a PVH tenant
+//! One machine makes the pictures. Web servers are under load in a PV guest and in a PVH tenant
 //! while the host is sampled, and a program samples itself.
 
 use std::collections::BTreeMap;
@@ -57,7 +56,7 @@ fn flame_graph(report: &mut Report, picture: &Path, name: &str) {
     });
 }
 
-/// What some line of each view has to have.
+/// Texts, each of which must be in some line of the view.
 const SCREENS: [(&str, &[&str]); 2] = [
     ("top", &["thread", "gzip", "yes", "q ends, t shows threads"]),
     ("top-host", &["samples", "hypervisor", "kernel", "user", "Domain-0", "q ends"]),
@@ -66,7 +65,7 @@ const SCREENS: [(&str, &[&str]); 2] = [
 /// Describes the machine, which leaves its pictures in this directory.
 pub fn spec(out: &Path) -> Result<Spec> {
     let spec = Spec::new("pv-amd", ["/work/pictures"])?.driver("profile,accounts")?;
-    // However busy this machine is, the host is sampled in time.
+    // So the host is sampled in time, however busy this machine is.
     let mut spec = spec.deterministic();
     // Such a processor has six counters, of which three are the host's.
     spec.topology.cpu.push_str(",+perfctr-core");

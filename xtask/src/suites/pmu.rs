@@ -63,8 +63,7 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the check on an AMD CPU, and another one of what its counters do in and around an SVM
-/// guest.
+/// Runs the check on an AMD CPU, and another check of its counters in and around an SVM guest.
 fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
     let script = "/work/pmu-check; status=$?
         insmod /work/svm-check.ko && cat /sys/module/svm_check/parameters/report && exit $status";
@@ -79,8 +78,8 @@ fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a CPU's devices stay where they are while another CPU changes the memory map, as a
-/// kernel does that looks for PCI devices. This takes ten seconds.
+/// Checks that a CPU's devices stay in place while another CPU changes the memory map, as a kernel
+/// does that looks for PCI devices. This takes ten seconds.
 fn check_map(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("native", ["/work/map-check", "10"])?.stock("");
     spec.topology.linux.push_str(" iomem=relaxed");

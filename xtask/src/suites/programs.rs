@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts programs of Debian's whose instructions in user mode are the same in each run: alone on
-//! the bare machine by Linux' perf, and under Xen by the module, all at once while everything is
-//! moved.
+//! Counts Debian's programs that execute the same instructions in user mode in each run. On the
+//! bare machine Linux' perf counts each alone. Under Xen the module counts all at once, while
+//! threads and vCPUs are moved.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,8 +14,8 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, all};
 use crate::tools::cache;
 
-/// Short programs of different kinds. The compiler would fail if it looked in a directory that does
-/// not exist for a header that it can do without.
+/// Short programs of different kinds. The compiler would fail for a directory that does not exist,
+/// even if it only looks there for an optional header.
 pub const COMMANDS: &str = "\
 /usr/bin/gzip -9nc words
 /usr/bin/bzip2 -c words

@@ -21,8 +21,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(guest()?, "providers")
 }
 
-/// Describes a guest of Xen, on counters of 32 bits and of architectural version 2: there they wrap
-/// within seconds, which takes others days.
+/// Describes a guest of Xen, on counters of 32 bits and of architectural version 2. They wrap
+/// within seconds, where other counters take days.
 fn guest() -> Result<Spec> {
     let all = "/work/wrap; wrapped=$?; /work/providers guest && exit $wrapped";
     let mut spec = Spec::new("pv", ["sh", "-c", all])?;

@@ -130,7 +130,7 @@ fn cargo(dir: &Path, packages: &[Package]) -> Command {
         cargo.arg("--config").arg(format!("patch.crates-io.{name}.path={path}"));
     }
     cargo.env("CARGO_TARGET_DIR", dir.join("target"));
-    // Not a member of this project's workspace, in whichever directory the cache is.
+    // This directory is not in this project's workspace, wherever the cache is.
     cargo.current_dir(dir);
     cargo
 }

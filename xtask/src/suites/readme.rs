@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the first screen of README.md: what the command prints in the guest, and a picture.
+//! Tests the first screen of README.md: the output of its commands in the guest, and a picture.
 
 use std::fs;
 use std::iter::zip;
@@ -34,7 +34,7 @@ pub const CLOCKED: [&str; 3] = ["kHz", "M/sec", "seconds"];
 /// before it or just in it.
 const SAMPLES_APART: u64 = 1;
 
-/// Has the machine run the screen's commands before its own.
+/// Makes the machine run the screen's commands before its own.
 pub fn prepare(spec: &mut Spec) -> Result<()> {
     spec.files.push((guest::beside_stat("primes.c", &FLAGS)?, "/work/primes".to_owned()));
     spec.files.push((script()?, "/work/readme.sh".to_owned()));
@@ -55,7 +55,7 @@ fn script() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What a run has left in its directory: the screen, and the picture.
+/// The files of a run in its directory: the screen, and the picture.
 struct Printed {
     screen: String,
     picture: String,
@@ -80,7 +80,7 @@ impl Printed {
     }
 }
 
-/// Writes what a run has left into the project.
+/// Copies the files of a run into the project.
 pub fn write(out: &Path) -> Result<()> {
     let (printed, path) = (Printed::of(out)?, sh::project().join("README.md"));
     let readme = fs::read_to_string(&path)?;
@@ -89,7 +89,7 @@ pub fn write(out: &Path) -> Result<()> {
     Ok(fs::write(sh::project().join(PICTURE), printed.picture)?)
 }
 
-/// Fails if the project shows something else than a run has left.
+/// Fails if the project's files differ from those of a run.
 pub fn compare(out: &Path) -> Result<()> {
     let printed = Printed::of(out)?;
     let readme = fs::read_to_string(sh::project().join("README.md"))?;
@@ -186,7 +186,7 @@ fn last_word(text: &str) -> &str {
     text.split_whitespace().next_back().unwrap_or_default()
 }
 
-/// Compares the boxes of two flame graphs. All else in a flame graph follows from them.
+/// Compares the boxes of two flame graphs. Everything else in a flame graph follows from them.
 fn same_picture(shown: &str, printed: &str) -> Result<()> {
     let (shown, printed) = (boxes(shown)?, boxes(printed)?);
     let same = |(one, other): (&(String, u64), &(String, u64))| {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::machine::{self, Boots, Outcome, Spec, Status};
 
-/// What is named as failed if a suite ends with an error, or if it runs no test.
+/// The name that is listed as failed if a suite ends with an error, or runs no test.
 pub const WHOLE: &str = "the suite as a whole";
 
 /// What a suite needs.
@@ -61,8 +61,9 @@ pub struct Suite {
     pub tier: Tier,
     /// The machine that it is run on, a file in `xtask/profiles`, or `None` for the usual one.
     pub topology: Option<&'static str>,
-    /// Whether it runs beside suites that boot, with the CPU time that these leave. It needs no
-    /// machine, or one that keeps a single CPU busy and whose guests' time does not pass meanwhile.
+    /// Whether it runs beside suites that boot, with the CPU time that these leave. Such a suite
+    /// needs no machine, or one that keeps a single CPU busy and whose guests' time does not pass
+    /// while it waits.
     pub is_concurrent: bool,
     /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
@@ -163,13 +164,12 @@ impl Report {
         }
     }
 
-    /// Adds a line to the summary at the end of the whole run, such as how much of something was
-    /// tested.
+    /// Adds a line to the summary at the end of the whole run, such as the number of tested cases.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(format!("{}: {}", self.suite, text.into()));
     }
 
-    /// Adds what a program says in lines `note TEXT` to the summary.
+    /// Adds a program's lines `note TEXT` to the summary.
     pub fn notes_of(&mut self, printed: &str) {
         printed
             .lines()
@@ -220,7 +220,7 @@ impl Report {
     }
 }
 
-/// Fails unless the console of a run says this.
+/// Fails unless the console of a run contains this text.
 pub fn console_says(outcome: &Outcome, what: &str) -> Result<()> {
     let console = fs::read(&outcome.console)?;
     let console = String::from_utf8_lossy(&console);
@@ -228,14 +228,14 @@ pub fn console_says(outcome: &Outcome, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns what stands between these two on a line that a run has printed.
+/// Returns the text between these two on a line of a run's output.
 pub fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
     let printed = String::from_utf8_lossy(&outcome.stdout);
     let found = printed.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
     found.map(str::to_owned).with_context(|| format!("no `{before}`: {}", all(outcome)))
 }
 
-/// Fails unless this log of a program, which a run has left, ends with the line of a good status.
+/// Fails unless this log, which a program of a run has left, ends with the line of a good status.
 pub fn ended_well(log: &Path, outcome: &Outcome) -> Result<()> {
     let text = fs::read_to_string(log).with_context(|| all(outcome))?;
     ensure!(text.ends_with("exit status 0\n"), "{text}");

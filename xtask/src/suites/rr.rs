@@ -23,7 +23,7 @@ use crate::tools::sh::{self, cmd};
 /// The program that tests, in the guest.
 const PROGRAM: &str = "/work/rr";
 
-/// What the program says of one of rr's own tests that passes.
+/// The program's text for one of rr's own tests that passes.
 const PASSED: &str = "passes";
 
 /// The number of parts that rr's own tests are divided into, each of which takes a quarter of an
@@ -31,9 +31,9 @@ const PASSED: &str = "passes";
 /// day.
 const PARTS: usize = 104;
 
-/// Those of rr's own tests that are run outside the long tier. They take seconds each on the
-/// emulated machine, and do not depend on its speed: some of rr's tests send a signal after a fixed
-/// time, and fail if their program has not begun by then.
+/// The tests among rr's own that are run outside the long tier. They take seconds each on the
+/// emulated machine, and do not depend on its speed. (Some of rr's tests send a signal after a
+/// fixed time, and fail if their program has not begun by then.)
 const CHOSEN: &str = "\
 alarm async_segv_ignored async_signal_syscalls barrier chaos_oom check_lost_interrupts clone \
 clone_vfork desched_blocking_poll dup exec_from_main_thread exec_self execve_loop exit_group \
@@ -73,8 +73,8 @@ pub fn run(report: &mut Report) -> Result<()> {
 }
 
 /// Records a program on one machine, and replays the recording on another one with the same
-/// processor. The rr is the one of [`rr::tests`], since Debian 12's does not start on the bare
-/// machine: Linux refuses the period of 1 that it sets on a processor of this model.
+/// processor. The rr is that of [`rr::tests`], since Debian 12's rr does not start on the bare
+/// machine: it sets a period of 1 on a processor of this model, which Linux refuses.
 fn elsewhere(from: &str, to: &str) -> Result<()> {
     let out = cache::scratch("rr-elsewhere")?;
     let machine = |topology, script: &str| -> Result<Spec> {
@@ -85,7 +85,7 @@ fn elsewhere(from: &str, to: &str) -> Result<()> {
         spec.files.extend(trees.map(|tree| (tree, "/".into())));
         Ok(spec)
     };
-    // The other machine may have fewer CPUs, and the program knows on which one it is.
+    // The other machine may have fewer CPUs, and the program knows its CPU.
     let record = "rr record --bind-to-cpu=0 -o /out/recorded";
     let program = "sqlite3 -batch :memory: -init query.sql";
     let mut first = machine(from, &format!("{record} {program}; rr pack /out/recorded"))?;
@@ -166,7 +166,7 @@ pub fn upstream(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of those of rr's own tests that are today's.
+/// Returns the names of today's part of rr's own tests.
 fn part_of_today(report: &mut Report) -> Result<String> {
     let part = Shard::of_today(PARTS);
     let list = fs::read_to_string(rr::list()?)?;
@@ -188,7 +188,7 @@ fn own_tests(topology: &str, wanted: &str) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Runs the machine, and returns what became of each test.
+/// Runs the machine, and returns the result of each test.
 fn results(spec: Spec) -> Result<BTreeMap<String, String>> {
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
@@ -208,17 +208,17 @@ fn beside_control(kind: &str) -> Result<Spec> {
     files.push(("work/counters".to_owned(), counters_test()?));
     files.push(("work/rr".to_owned(), guest::program("vm-tests", "rr")?));
     tenants::add_tenant(&mut spec, "rr", &files)?;
-    // The control domain holds the tenant that it saves as a file, too, in half of its memory. A
-    // tenant that is migrated is there twice.
+    // The control domain also holds the tenant that it saves as a file, in half of its memory. A
+    // tenant that is being migrated is in memory twice.
     spec.hypervisor()?.add("dom0_mem=2560M,max:2560M");
     spec.topology.memory_mib += 2 * 768 + 1536;
     spec.timeout = Duration::from_secs(3_000);
     Ok(spec)
 }
 
-/// Builds the test of counters that is among rr's sources, which its authors compile without
-/// optimisation. It makes fewer of its rounds, each of which is a conversation between two
-/// processes and takes a while on the emulated machine.
+/// Builds the test of counters in rr's sources, which its authors compile without optimisation. It
+/// makes fewer rounds here, because each round is a conversation between two processes and takes a
+/// while on the emulated machine.
 fn counters_test() -> Result<PathBuf> {
     let source = rr::source()?.join("src/counters-test/counters.cc");
     let mut text = fs::read_to_string(source)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Screenshots: where they are kept, and what colour they have where.
+//! Screenshots: where they are kept, and the colours of their pixels.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Divides what takes too long for one run into parts, of which each day has its own.
+//! Divides work that is too long for one run into parts, of which each day has its own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, ensure};
 
-/// A part of a list: it has what is at the places that are `number` modulo `of`.
+/// A part of a list: the elements whose index is `number` modulo `of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     number: usize,
@@ -24,7 +24,7 @@ impl Shard {
         Self { number: (since.as_secs() / (24 * 60 * 60)) as usize % of, of }
     }
 
-    /// Returns what of the list is in this part.
+    /// Returns the elements of the list that are in this part.
     pub fn pick<T>(self, list: impl IntoIterator<Item = T>) -> Vec<T> {
         list.into_iter().skip(self.number).step_by(self.of).collect()
     }

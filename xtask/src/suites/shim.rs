@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the C library with perfctr's interface, with C and C++ programs that know nothing but its
+//! Tests the C library with perfctr's interface, with C and C++ programs that know only its
 //! installed headers.
 
 use std::fs;

@@ -66,8 +66,8 @@ fn read_by_pprof(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns functions and their own samples from a table whose first column is the samples, and
-/// whose last one is the function. Functions that only call others have no samples of their own.
+/// Returns functions and their own samples from a table. Its first column is the samples, and its
+/// last one is the function. Functions that only call others have no samples of their own.
 fn flat(table: &str) -> BTreeMap<String, u64> {
     let heading = |line: &&str| line.ends_with("cum%") || line.ends_with("symbol");
     let mut functions = BTreeMap::new();

@@ -11,10 +11,10 @@ use crate::suites::report::{Report, Volume};
 use crate::suites::tenants;
 
 /// Boots machines that keep counters for samples of themselves and for accounts of virtual CPUs,
-/// and compares both with what the emulator has executed. On the first one, the command samples the
-/// host, and then guests sample themselves while the host is sampled. On the second one there are
-/// only accounts. On the third one, a PVH tenant is sampled, too. The long tier has another one,
-/// where a PVH tenant is accounted.
+/// and compares both with the emulator's tally. On the first one, the command samples the host, and
+/// then guests sample themselves while the host is sampled. On the second one there are only
+/// accounts. On the third one, a PVH tenant is sampled, too. The long tier has another one, where a
+/// PVH tenant is accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(

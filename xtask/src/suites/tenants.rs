@@ -18,10 +18,10 @@ use crate::tools::cpio::Archive;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
-/// The file that a tenant's memory has its first contents from. `tests/vm/src/toolstack.rs` has the
-/// same name.
+/// The file with the first contents of a tenant's memory. `tests/vm/src/toolstack.rs` has the same
+/// name.
 const INITRAMFS: &str = "/work/tenant.cpio";
-/// The same file of a tenant that starts another kernel, which is in it.
+/// The same file for a tenant that starts another kernel, which is in the file.
 const INITRAMFS_OF_STARTER: &str = "/work/starter.cpio";
 
 /// AMD's core extension.

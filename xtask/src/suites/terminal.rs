@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Shows what a command has written to a terminal in Debian's tmux and xterm: tmux says what is in
-//! each line, and a screenshot shows xterm's window.
+//! Shows the output of a command in two terminals, Debian's tmux and xterm. tmux reports the text
+//! of each line, and a screenshot shows xterm's window.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use crate::tools::cache;
 
 /// The terminal's columns and lines. `tests/vm/src/bin/pictures/pty.rs` has the same.
 const SIZE: [u32; 2] = [110, 30];
-/// What a command writes when it leaves the whole screen to the shell again. What is shown before
-/// is the picture.
+/// The output by which a command returns the whole screen to the shell. The screen before that is
+/// the picture.
 const LEAVES: &[u8] = b"\x1b[?1049l";
 
 /// A script that shows the file of bytes in both terminals, and takes the screenshot when nothing
-/// changes any more. The screen has just the size of xterm's window. What the script has started
-/// ends with it.
+/// changes any more. The screen is exactly as large as xterm's window. Everything that the script
+/// has started ends with it.
 const SHOW: &str = "
 mount -t devpts -o ptmxmode=0666 devpts /dev/pts
 ln -sf pts/ptmx /dev/ptmx
@@ -45,7 +45,7 @@ pub struct Shown {
     pub screenshot: PathBuf,
 }
 
-/// Shows the last screen of what a command has written. The screenshot is called `name`, in the
+/// Shows the last screen in the output of a command. The screenshot is called `name`, in the
 /// project's target directory.
 ///
 /// # Errors

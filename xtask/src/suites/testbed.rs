@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the testbed itself: the caller sees what a command does in the guest, and each way of
-//! failing is reported as what it is.
+//! Tests the testbed itself: the caller sees the effects of a command in the guest, and each way of
+//! failing is reported correctly.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use crate::machine::{self, Failure, Outcome, Spec, Status};
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::cache;
 
-/// Returns the content that a command is asked to pass through: every byte value, and more than any
-/// buffer on the way holds.
+/// Returns the content that a command has to pass through: every byte value, and more bytes than
+/// any buffer on the way holds.
 fn binary() -> Vec<u8> {
     (0..4_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -99,9 +99,9 @@ fn dies_early() -> Result<()> {
     Ok(())
 }
 
-/// Boots one machine, and checks that files are copied in, that both output streams come back
-/// separate and complete, and so do the status and `/out`. Returns the directory with what `/out`
-/// had.
+/// Boots one machine. Checks that files are copied in, that both output streams come back separate
+/// and complete, and that the status and `/out` come back, too. Returns the directory with the
+/// files of `/out`.
 fn copies_both_ways(report: &mut Report, topology: &str) -> Result<PathBuf> {
     let dir = cache::scratch("copies")?;
     let (one, two, out) = (dir.join("one"), dir.join("two"), dir.join("out"));

@@ -52,7 +52,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What the driver is in.
+/// The program that contains the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Xen. The guest is its control domain.
@@ -61,7 +61,7 @@ enum Kind {
     Kvm,
 }
 
-/// A release of what the driver is in, and a version of the guest's Linux.
+/// A release of the program that contains the driver, and a version of the guest's Linux.
 type Pair = (String, String);
 
 impl Kind {

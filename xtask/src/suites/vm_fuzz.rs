@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Fuzzes the real module and the real driver, which report which of their code is reached.
+//! Fuzzes the real module and the real driver, which report how much of their code is reached.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     let driver = xen::xen(Flavour::Fuzzing, None)?.with_file_name("xen-syms");
     let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];
     let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
-    // A hostile kernel may be the control domain's, which may ask for all that the driver has.
+    // A hostile kernel may be the control domain's, which may use everything that the driver
+    // offers.
     let mut spec = Spec::new("pv", command)?.driver("profile,accounts,branches")?;
     spec.topology.cpu.push_str(",pmu-lbr=on");
     spec.hypervisor()?.flavour = Flavour::Fuzzing;
@@ -36,8 +37,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec, "vm-fuzz")
 }
 
-/// Boots one machine with a hostile user, for an hour in the long tier. What the user's requests
-/// reach of the driver is not known there.
+/// Boots one machine with a hostile user, for an hour in the long tier. How much of the driver the
+/// user's requests reach is not known there.
 pub fn user(report: &mut Report) -> Result<()> {
     let minutes = report.volume.pick("0", "60");
     let command = ["/work/vm-fuzz", "fuzz", "--only-user", "--minutes", minutes];
@@ -50,7 +51,7 @@ pub fn user(report: &mut Report) -> Result<()> {
     report.program(spec, "vm-fuzz")
 }
 
-/// Returns the files with which a tenant makes hypercalls, and what it mutates.
+/// Returns the files with which a tenant makes hypercalls, and the inputs that it mutates.
 fn for_tenant() -> Result<Vec<(String, PathBuf)>> {
     let mut files = vec![tenants::privcmd()?];
     for entry in fs::read_dir(sh::project().join(CORPUS).join("guest"))? {

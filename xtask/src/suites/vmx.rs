@@ -10,7 +10,7 @@ use crate::machine::Spec;
 use crate::suites::report::{Report, console_says};
 use crate::suites::{kvm, pmu, programs, tenants};
 
-/// How long it may take. It runs beside other suites, and gets what these leave of the CPUs.
+/// How long a suite may take that runs beside others, with the CPU time that these leave.
 const BESIDE: Duration = Duration::from_secs(2700);
 
 /// Tests the driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.
@@ -30,23 +30,23 @@ pub fn brief(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// Tests the second emulator's own PMU, on the bare machine: it counts what single-stepping counts,
-/// and what the first emulator's counts.
+/// Tests the second emulator's own PMU, on the bare machine: it counts the same as single-stepping,
+/// and the same as the first emulator's PMU.
 pub fn pmu(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("vmx-native", ["/work/pmu-check"])?.stock("");
     spec.files.push((pmu::check_program()?, "/work/pmu-check".into()));
     report.succeeds(&spec, "every count of the second emulator is exact").map(drop)
 }
 
-/// A program that does nothing, and so executes the dynamic loader only.
+/// A program that does nothing, and so executes only the dynamic loader.
 const LOADER: &str = "/usr/bin/true";
 /// The second emulator's CPU that has the same extensions as the first one's, by which the C
 /// library chooses its functions.
 const SAME_CPU: &str = "corei5_lynnfield_750";
 
 /// Tests that whole programs, counted by Linux' perf on the bare machine, take the same
-/// instructions and branches in both emulators. What the dynamic loader finds out about the CPU may
-/// differ, and is the same for each program.
+/// instructions and branches in both emulators. The dynamic loader may find different facts about
+/// the CPU. That difference is the same for each program.
 pub fn emulators(report: &mut Report) -> Result<()> {
     let commands = format!("{LOADER}\n{}", programs::COMMANDS);
     let dir = programs::files(&commands)?;
@@ -83,9 +83,9 @@ pub fn kvm(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Tests that PVH tenants of Xen on VT-x count and sample beside the control domain, and what must
-/// be refused: a tenant that may not count cannot read counters, and one that may cannot name a
-/// frame as its page that is not its own memory.
+/// Tests that PVH tenants of Xen on VT-x count and sample beside the control domain. Also tests
+/// refusals: a tenant that may not count cannot read counters, and a tenant that may count cannot
+/// name a frame as its page that is not its own memory.
 pub fn xen(report: &mut Report) -> Result<()> {
     report.program(tenants::beside_pvh(report.topology)?, "tenants")?;
     report.program(tenants::demo(report.topology, false)?, "tenants")

@@ -137,9 +137,9 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns the part's new text: the other code, or a choice between both. What is marked is an
-    /// expression, or statements if it ends like one, or nothing, in which case the other code is
-    /// inserted there.
+    /// Returns the part's new text: the other code, or a choice between both. The marked text is an
+    /// expression, or statements if it ends like one. If it is empty, the other code is inserted
+    /// there.
     fn with(&self, original: &str) -> String {
         let Self { switch, wrong, .. } = self;
         let Some(switch) = switch else { return wrong.clone() };

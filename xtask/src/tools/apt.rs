@@ -2,10 +2,10 @@
 //! Gets Debian packages and source packages by name.
 //!
 //! A private apt configuration is derived from the machine's own entries for its Debian release,
-//! with `deb-src` added. Nothing under `/etc/apt` changes and no mirror is named here. A mirror has
-//! all releases: the testbed's packages and sources are always of one release, and later sources
-//! are used where these are too old. Only packages that are installed on this machine are of the
-//! machine's own release.
+//! with `deb-src` added. Nothing under `/etc/apt` changes, and no mirror is named here. A mirror
+//! has all releases. The testbed's packages and sources are always of one release, and later
+//! sources are used where these are too old. Only packages that are installed on this machine are
+//! of the machine's own release.
 //!
 //! A mirror's index is sometimes newer than its pool. If a file is missing, it is fetched from the
 //! release without its update suites, whose files do not disappear.
@@ -124,7 +124,7 @@ pub fn source(name: &str, upstream: &str) -> Result<PathBuf> {
 }
 
 /// Returns the directory with the sources of `name` as its authors have released them, without
-/// Debian's changes, from a later release: the newest that can be had of those whose version starts
+/// Debian's changes. They come from a later release: the newest available ones whose version starts
 /// with one of `upstream`.
 pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
     let key = Key::new("unpatched 1").text(name).text(&upstream.join(" "));
@@ -144,8 +144,8 @@ pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// Fetches the first of these versions of a source package that can be had. Returns the file whose
-/// name has `part` in it.
+/// Fetches the first available one of these versions of a source package. Returns the file whose
+/// name contains `part`.
 fn fetch_source(
     name: &str,
     versions: &[String],
@@ -226,8 +226,8 @@ fn make_system(
     sh::logged(&mut sh::root_command(&make)?, &log)
 }
 
-/// Fetches packages into `dir`, without installing them; with `closure`, everything that they
-/// need on an empty system as well. Returns the package files.
+/// Fetches packages into `dir`, without installing them. With `closure`, it also fetches everything
+/// that they need on an empty system. Returns the package files.
 pub fn fetch(packages: &[&str], closure: bool, dir: &Path) -> Result<Vec<PathBuf>> {
     let debs = dir.join("debs");
     fs::create_dir_all(debs.join("partial"))?;
@@ -337,7 +337,7 @@ fn options(base: &Path, suites: &Suites) -> Vec<String> {
         format!("Dir::Etc::SourceParts={base}/{suites}"),
         format!("Dir::State::Lists={base}/lists-{suites}"),
         format!("Dir::Cache={base}/cache"),
-        // The unprivileged download user cannot enter a cache below root's home.
+        // apt's unprivileged user for downloads cannot enter a cache below root's home.
         "APT::Sandbox::User=root".to_owned(),
         "DPkg::Lock::Timeout=600".to_owned(),
         "Acquire::Retries=2".to_owned(),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Artefacts outside the source tree, named by the content of what they are made from.
+//! Artefacts outside the source tree, named by the content of their inputs.
 //!
-//! An artefact is a directory `NAME-KEY`, where the key is a hash of every input. It is built
-//! in `NAME-KEY.partial` and renamed when complete, so that no incomplete one is used. A lock file
-//! per name keeps two runs from building the same thing at once.
+//! An artefact is a directory `NAME-KEY`, where the key is a hash of every input. It is built in
+//! `NAME-KEY.partial` and renamed when it is complete, so that nobody uses an incomplete one. A
+//! lock file per name prevents two runs from building the same thing at once.
 
 use std::env;
 use std::fs::{self, File};
@@ -36,8 +36,8 @@ pub fn log(name: &str) -> Result<PathBuf> {
     Ok(root()?.join("logs").join(format!("{name}.log")))
 }
 
-/// Returns the path of a file or a directory that is no artefact, and is made anew each time. The
-/// directory that it is in exists.
+/// Returns the path of a file or a directory that is no artefact, and is made anew each time. Its
+/// parent directory exists.
 pub fn scratch(name: &str) -> Result<PathBuf> {
     let path = root()?.join("work").join(name);
     let dir = path.parent().context("a name is a path below the cache's")?;
@@ -105,7 +105,7 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     let file = format!("{name}-{}", key.hex());
     let dir = root()?.join(&file);
     if dir.exists() {
-        // The time of use is set, since artefacts that nobody uses are removed first.
+        // This notes the time of use, since artefacts that nobody uses are removed first.
         File::open(&dir)?.set_modified(SystemTime::now())?;
         return Ok(dir);
     }
@@ -130,7 +130,7 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     Ok(dir)
 }
 
-/// Makes this an empty directory, whatever has been there.
+/// Makes this an empty directory, whatever was there before.
 pub fn empty(dir: &Path) -> Result<()> {
     if dir.exists() {
         fs::remove_dir_all(dir)?;

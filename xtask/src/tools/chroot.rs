@@ -31,7 +31,8 @@ shift 2
 "#;
 
 /// A script that runs a command in a system as on a machine: with this machine's devices, network
-/// and certificates, and its way to Debian's mirrors. Its root is a mount, as everywhere.
+/// and certificates, and its way to Debian's mirrors. The system's root is a mount point, as on
+/// every machine.
 const AS_MACHINE: &str = r#"
 mount --bind "$1" "$1"
 for dir in dev sys etc/ssl/certs; do mount --rbind "/$dir" "$1/$dir"; done
@@ -58,8 +59,8 @@ impl Chroot {
         chroot.fill(archive)
     }
 
-    /// Returns the system that was unpacked from this archive into `dir` before, as it is by now,
-    /// or unpacks it.
+    /// Returns the system that was unpacked from this archive into `dir` earlier, in its present
+    /// state, or unpacks it.
     pub fn kept(archive: &Path, dir: &Path) -> Result<Self> {
         let name = dir.file_name().context("a system has a directory")?.to_string_lossy();
         let unpacked = dir.with_file_name(format!("{name}.unpacked"));
@@ -125,7 +126,7 @@ impl Chroot {
     }
 
     /// Runs a shell script as root on a machine with this system, whose environment also has these
-    /// variables. What it writes is appended to `log`.
+    /// variables. The output is appended to `log`.
     pub fn run_on_machine(&self, script: &str, variables: &[&str], log: &Path) -> Result<()> {
         let mut unshare = cmd("unshare", ["--mount", "--pid", "--fork", "--kill-child"]);
         unshare.args(["sh", "-ec", AS_MACHINE, "sh"]).arg(&self.dir).args(["env", "-i"]);
@@ -134,7 +135,7 @@ impl Chroot {
     }
 
     /// Runs a shell script as root, with processes of its own and without a network, until a
-    /// command fails. Returns what it wrote, error messages included.
+    /// command fails. Returns the output, with error messages.
     pub fn run(&self, script: &str) -> Result<String> {
         let mut unshare = cmd("unshare", ["--mount", "--pid", "--fork", "--kill-child", "--net"]);
         unshare.arg("--root").arg(&self.dir).args(["--mount-proc", "env", "-i"]);

@@ -50,7 +50,7 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// Adds what is in `source` under the directory `name` ("" for the root).
+    /// Adds the contents of `source` under the directory `name` ("" for the root).
     ///
     /// Files, directories and symbolic links are kept; devices and sockets are left out.
     pub fn tree(&mut self, name: &str, source: &Path) -> Result<()> {

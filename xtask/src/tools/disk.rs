@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks that a disk has room for what the tests build.
+//! Checks that a disk has room for the files that the tests build.
 
 use std::path::PathBuf;
 use std::process::Command;

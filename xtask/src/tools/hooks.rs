@@ -34,7 +34,7 @@ use crate::tools::overlay::Files;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Anchors {
-    /// The releases of the source that these anchors are known to be in.
+    /// The releases of the source for which these anchors are known.
     releases: Vec<String>,
     #[serde(rename = "hook")]
     hooks: Vec<Hook>,
@@ -49,12 +49,12 @@ struct Hook {
     before: Option<String>,
     insert: Option<String>,
     insert_file: Option<String>,
-    /// What differs in a release.
+    /// The differences in a release.
     #[serde(default)]
     release: BTreeMap<String, Override>,
 }
 
-/// The place of a hook in one release. Fields that are not given are as in all others.
+/// The place of a hook in one release. Omitted fields are as in all other releases.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Override {
@@ -69,8 +69,8 @@ pub fn releases(anchors: &Path) -> Result<Vec<String>> {
     Ok(read(anchors)?.releases)
 }
 
-/// Inserts what the file of anchors says into the tree `source`, which is of this release. Returns
-/// the changed files.
+/// Inserts the lines of the file of anchors into the tree `source`, which is of this release.
+/// Returns the changed files.
 pub fn apply(source: &Path, anchors: &Path, release: &str) -> Result<Files> {
     let parsed = read(anchors)?;
     if !parsed.releases.iter().any(|known| known == release) {

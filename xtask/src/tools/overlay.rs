@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Makes a build tree of pristine sources with some files replaced or added.
+//! Makes a build tree from pristine sources, with some files replaced or added.
 //!
-//! The tree is kept between runs and only files whose content changes are written, so that `make`
-//! and `ninja` rebuild what is affected and nothing else.
+//! The tree is kept between runs, and only files whose content changes are written. So `make` and
+//! `ninja` rebuild only what is affected.
 
 use std::collections::BTreeMap;
 use std::fs;

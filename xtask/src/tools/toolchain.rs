@@ -39,8 +39,8 @@ pub fn cargo_for_arm() -> Result<Command> {
     cargo_for(ARM_TARGET, "std,panic_abort")
 }
 
-/// Returns a `cargo` command for a target that this machine may lack, whose core library needs
-/// these crates.
+/// Returns a `cargo` command for a target that this machine may lack. The target's core library
+/// needs the crates in `library`.
 fn cargo_for(target: &str, library: &str) -> Result<Command> {
     let rustup_failed = cache::root()?.join("rustup-unreachable");
     if has_target(target)? || (!rustup_failed.exists() && add_target(target)) {
@@ -80,7 +80,7 @@ fn vendor_core() -> Result<()> {
     Ok(())
 }
 
-/// Returns the `cargo` that started us, without what it set for us.
+/// Returns the `cargo` that started us, without the variables that it set for us.
 pub fn cargo() -> Command {
     let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut cargo = cmd(&program, [""; 0]);

@@ -80,8 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
     measure(args, |costs| costs.write(&page)).map(drop)
 }
 
-/// Runs the benchmarks and prints a table of each. Hands out the results after each machine, since
-/// a later one may fail.
+/// Runs the benchmarks and prints a table of each. Passes the results to `keep` after each machine,
+/// since a later one may fail.
 pub fn measure(args: &Args, keep: impl Fn(&Costs) -> Result<()>) -> Result<Costs> {
     let wanted = |machine: &&Machine| args.only.is_none_or(|only| only == **machine);
     let machines: Vec<Machine> = Machine::value_variants().iter().filter(wanted).copied().collect();
@@ -131,7 +131,7 @@ fn switches(machine: Machine, costs: &mut Costs) -> Result<()> {
         return Ok(());
     }
     print!("\n{}\n", machine.heading());
-    // Two vCPUs share one CPU, if there is a hypervisor to share it out.
+    // If there is a hypervisor, two vCPUs share one CPU.
     let vcpus = if machine == Machine::Native { 1..=1 } else { 1..=2 };
     for vcpus in vcpus {
         tallied(machine, machine.spec("sample-cost", vcpus)?, costs)?;
@@ -168,8 +168,8 @@ fn tallied(machine: Machine, spec: Spec, costs: &mut Costs) -> Result<()> {
     Ok(())
 }
 
-/// Splits a line into its words and the numbers at its end. The tables do not say how many of the
-/// samples there were, which stands between them.
+/// Splits a line into its words and the numbers at its end. The number of samples stands between
+/// them, and the tables omit it.
 fn split(line: &str) -> (String, Vec<f64>) {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_number = |word: &&&str| word.parse::<f64>().is_ok();
@@ -202,8 +202,8 @@ impl Machine {
     fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
         let spec = self.usual(program, vcpus)?;
         match self {
-            // Each instruction may be a sample, which the usual limit would put off. Of two such
-            // options the last one counts, so that this one also lets the tenant count.
+            // Each instruction may be a sample, which the usual limit would put off. If two such
+            // options are given, the last one counts, so this one also lets the tenant count.
             Self::Pvh => spec.driver("all,rate=1000"),
             Self::Perfctr | Self::Kvm | Self::VmxKvm => spec.driver("rate=1000"),
             _ => Ok(spec),

@@ -31,8 +31,8 @@ pub struct Subject {
     pub machine: String,
 }
 
-/// The cost of an operation: instructions, and then entries and registers. The second is `None` on
-/// a machine without a hypervisor.
+/// The cost of an operation: instructions, and then entries and registers. The second number is
+/// `None` on a machine without a hypervisor.
 pub type Cost = Vec<Option<f64>>;
 
 /// The tables' rows.

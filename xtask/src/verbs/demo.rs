@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `cargo xtask demo` shows the main job on the testbed.
 //!
-//! It boots a real Xen with the driver, and a Debian guest with the module. In it two programs have
-//! threads that measure and sample regions of known length while everything moves under them. The
-//! programs themselves compare every reading, and every overflow, with the truth; see `counting`
-//! and `overflow` in `tests/vm/src/bin`.
+//! It boots a real Xen with the driver, and a Debian guest with the module. In the guest, threads
+//! of two programs measure and sample regions of known length, while threads and vCPUs are moved.
+//! The programs themselves compare every reading, and every overflow, with the truth; see
+//! `counting` and `overflow` in `tests/vm/src/bin`.
 //!
 //! With `--system` it shows one profile of a whole host instead, from applications to the
 //! hypervisor; see `pictures` there.

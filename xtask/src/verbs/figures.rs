@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask figures` compares the book's tables of costs with what is measured now.
+//! `cargo xtask figures` compares the book's tables of costs with new measurements.
 
 use std::path::PathBuf;
 
@@ -17,12 +17,12 @@ pub struct Args {
     from: Option<PathBuf>,
 }
 
-/// How far a new figure may be from the page's: instructions differ with the kernel's timer and
-/// with what the compiler makes of a change. Those of samples and switches are differences of
-/// larger numbers, and differ by some more.
+/// How far a new figure may be from the page's. Instructions differ with the kernel's timer and
+/// with the compiler's code for a change. The figures of samples and switches are differences of
+/// larger numbers, and vary somewhat more.
 const BAND_PERCENT: f64 = 5.0;
 const BAND_INSTRUCTIONS: f64 = 50.0;
-/// The least band of figures that are a whole number for each sample or switch, and mostly a small
+/// The least band for figures that are a whole number for each sample or switch, and mostly a small
 /// one.
 const BAND_EVENTS: f64 = 1.0;
 
@@ -39,8 +39,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Prints every row, and returns what is wrong. A row that was measured and is not on the page is
-/// printed, too, and is no fault, since the page says nothing about it.
+/// Prints every row, and returns the faults. A row that was measured but is not on the page is also
+/// printed. It is no fault, since the page says nothing about it.
 fn compare(documented: &Costs, measured: &Costs) -> Vec<String> {
     let mut wrong = Vec::new();
     for (subject, expected) in documented.rows() {
@@ -69,9 +69,9 @@ fn shown(cost: &Cost) -> String {
 
 /// Returns whether each number is in the other's band.
 fn is_near(expected: &Cost, found: &Cost) -> bool {
-    // The last two columns of a row with more than one are events.
+    // In a row with more than one column, the last two columns are events.
     let instructions = if expected.len() > 1 { expected.len().saturating_sub(2) } else { 1 };
-    // A row with one column is a read, which is exact to the instruction but for its loop.
+    // A row with one column is a read, which is exact to the instruction except for its loop.
     let least = if expected.len() > 1 { BAND_INSTRUCTIONS } else { 0.0 };
     let near =
         |(n, (expected, found)): (usize, (&Option<f64>, &Option<f64>))| match (expected, found) {

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::tools::sh::{self, cmd};
 
-/// The hook's script. If only a part of the changes is committed, the checks look at all of them.
+/// The hook's script. The checks read all changes, even if only a part of them is committed.
 const SCRIPT: &str = "#!/bin/sh\n\
                       # Installed by `cargo xtask hook`; `git commit --no-verify` goes past it.\n\
                       exec cargo xtask check --quick\n";

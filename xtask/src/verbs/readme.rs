@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask readme` writes what the commands print that README.md begins with.
+//! `cargo xtask readme` writes the output of the commands with which README.md begins.
 
 use anyhow::{Result, ensure};
 

@@ -72,7 +72,7 @@ impl Args {
         tier && self.is_named(suite)
     }
 
-    /// Returns whether a suite that a change can break is asked for.
+    /// Returns whether the user wants a suite that a change can break.
     fn wants_of_table(&self, suite: &Suite) -> bool {
         let is_of_tier = match self.tier {
             Some(Choice::Model) => suite.tier == Tier::Model,
@@ -83,8 +83,8 @@ impl Args {
         is_of_tier && is_there && self.is_named(suite)
     }
 
-    /// Returns whether `--suite` asks for this suite: by its name, or by a part of its name that is
-    /// not the name of a suite on the machine that is asked for.
+    /// Returns whether `--suite` asks for this suite: by its name, or by a part of its name. That
+    /// part must not be the name of a suite on the machine that the user wants.
     fn is_named(&self, suite: &Suite) -> bool {
         let text = self.suite.as_deref().unwrap_or_default();
         let is_there = |other: &&Suite| match &self.topology {

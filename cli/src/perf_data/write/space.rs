@@ -14,7 +14,7 @@ use crate::profile::{Frame, Module, Profile, Thread};
 
 /// The first address that is no process's.
 const ADDRESS_END: u64 = 1 << 47;
-/// The lowest address at which Linux lets programs map something.
+/// The lowest address at which Linux lets programs map memory.
 const ADDRESS_MIN: u64 = 1 << 16;
 /// Files that may be anywhere begin at multiples of this. Unit: bytes.
 const ROOM: u64 = 1 << 30;
@@ -22,7 +22,7 @@ const ROOM: u64 = 1 << 30;
 /// The address space of one process.
 #[derive(Default)]
 pub struct Space<'a> {
-    /// What is added to the addresses that a file states.
+    /// The differences between addresses in the process and those that a file states.
     pub biases: HashMap<&'a Module, u64>,
     pub maps: Vec<Map<'a>>,
     /// Code without a file, whose addresses are the process's own.
@@ -69,7 +69,7 @@ pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
         }
     }
     let mut used: Vec<_> = used.into_iter().collect();
-    // The file is the same whenever it is written.
+    // The file must be the same whenever it is written.
     used.sort_by_key(|((pid, module), _)| (*pid, &module.path, &module.build_id));
     for ((pid, module), (low, high)) in used {
         spaces.entry(pid).or_default().put(module, low, high)?;
@@ -77,7 +77,7 @@ pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
     Ok(spaces)
 }
 
-/// Returns whether a frame is in a process's memory. A domain may have been anywhere in user mode.
+/// Returns whether a frame is in a process's memory. In user mode a domain may have been anywhere.
 pub fn is_users(profile: &Profile, thread: &Thread, frame: Frame) -> bool {
     let mode = who::mode(profile, thread, frame);
     let is_user = matches!(mode, perf::PERF_RECORD_MISC_USER | perf::PERF_RECORD_MISC_GUEST_USER);
@@ -89,7 +89,7 @@ impl<'a> Space<'a> {
     fn put(&mut self, module: &'a Module, low: u64, high: u64) -> Result<()> {
         let page = PAGE_BYTES as u64;
         let start = low - low % page;
-        // What is no file is as far as it is used.
+        // Code without a file has the extent that is used.
         let all =
             [Segment { offset: start, size: (high - start).saturating_add(1), address: start }];
         let code = if module.code.is_empty() { &all[..] } else { &module.code };
@@ -104,7 +104,7 @@ impl<'a> Space<'a> {
         })?;
         let first = code.iter().map(|segment| segment.address).min().unwrap_or(0);
         let last = ends.iter().copied().max().unwrap_or(0);
-        // A domain's user mode is all that its process has.
+        // The process of a domain has nothing but the domain's user mode.
         let is_hosts = module.layer.is_some();
         let bias = if is_hosts || (first >= ADDRESS_MIN && self.is_free(first, last)) {
             0
@@ -132,7 +132,7 @@ impl<'a> Space<'a> {
             && self.anonymous.range(start..end).next().is_none()
     }
 
-    /// Returns where a frame is that is the process's.
+    /// Returns the address of a frame that belongs to the process.
     pub fn address(&self, profile: &Profile, frame: Frame) -> u64 {
         let module = frame.module.map(|index| &profile.modules[index as usize]);
         // Each file that has samples was put somewhere.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Who executes in a profile, as files of perf's say it: a process, a thread, and a mode.
+//! Who executes in a profile, in the form of perf's files: a process, a thread, and a mode.
 //!
 //! In the profile of a host, perf's host is the hypervisor together with the control domain. All
 //! other domains are its guests. A domain is a process, and its virtual CPUs are the threads.
@@ -10,8 +10,9 @@ use super::super::perf;
 use crate::host::CONTROL_DOMAIN;
 use crate::profile::{Frame, Layer, Module, Profile, Thread};
 
-/// The numbers of a domain's threads: the process has the first one, which is that of virtual CPU
-/// 0. perf needs different ones for all threads, and takes 0 for the idle thread.
+/// The number of threads that a domain has room for. The process has the first number, which is
+/// that of virtual CPU 0. perf needs a different number for each thread, and uses 0 for the idle
+/// thread.
 const THREADS: u32 = 10_000;
 /// Domains have lower numbers. Xen's are below 2^15.
 const DOMAINS: u32 = 100_000;
@@ -50,7 +51,7 @@ pub fn check(profile: &Profile) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mode of a frame, as records have it.
+/// Returns the mode of a frame, as records encode it.
 pub fn mode(profile: &Profile, thread: &Thread, frame: Frame) -> u32 {
     let layer = frame.module.and_then(|module| profile.modules[module as usize].layer);
     let is_guest = profile.host.is_some() && thread.pid != CONTROL_DOMAIN;
@@ -80,8 +81,8 @@ pub fn context(mode: u32) -> u64 {
     }
 }
 
-/// Returns the name of a function of the hypervisor's or the control domain's kernel. Names of the
-/// hypervisor's say so, as Linux writes the functions of its modules.
+/// Returns the name of a function of the hypervisor or of the control domain's kernel. The
+/// hypervisor's names are marked, in the form in which Linux writes the functions of its modules.
 pub fn function(module: &Module, name: &str) -> String {
     match module.layer {
         Some(Layer::Hypervisor) => format!("{name} {}", module.path),

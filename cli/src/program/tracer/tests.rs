@@ -16,16 +16,16 @@ use super::*;
 /// The longest that a test with a program may take.
 const LIMIT: &str = "30s";
 
-/// Notes how it is called.
+/// Notes the calls.
 #[derive(Default)]
 struct Counts {
     /// Whether no thread may be observed.
     refuses: bool,
     intervals: u32,
     given: Vec<pid_t>,
-    /// The threads that have ended, and to which their data were given.
+    /// The threads that have ended, each with the thread to which its data were given.
     ended: Vec<(pid_t, pid_t)>,
-    /// The same of those that have executed another program.
+    /// The same for threads that have executed another program.
     kept: Vec<(pid_t, pid_t)>,
 }
 
@@ -153,7 +153,7 @@ fn start_endless(tracer: &mut Tracer<'_, Counts>) -> (pid_t, Started) {
     (first, started)
 }
 
-/// Runs a shell with this script, and has each of its changes handled by `changed`. Returns its
+/// Runs a shell with this script, and passes each of its changes to `changed`. Returns the shell's
 /// exit status.
 fn each_change(
     tracer: &mut Tracer<'_, Counts>,
@@ -322,7 +322,7 @@ fn data_that_a_program_does_not_keep_are_ended_and_others_given() {
     in_a_process_of_its_own("keeps_nothing");
 }
 
-/// Gives numbers from 1 on, which no program that is executed keeps.
+/// Numbers data from 1 on. No executed program keeps them.
 #[derive(Default)]
 struct KeepsNothing {
     given: u32,

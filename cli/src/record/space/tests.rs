@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests with the process that tests.
+//! Tests on the process of the test itself.
 #![expect(unsafe_code, reason = "the registers of this very thread")]
 
 use std::arch::asm;
@@ -28,7 +28,7 @@ fn a_stack_has_each_caller_once_though_a_file_was_loaded_since() {
     let mut space = space();
     for _ in 0..2 {
         space.look(&mut files);
-        // The files of the other callers are as if they were new.
+        // This makes the files of the other callers look new.
         space.maps.retain(|map| map.addresses.contains(&registers.rip));
         assert_eq!(space.stack(&mut files, &registers, true), expected);
     }

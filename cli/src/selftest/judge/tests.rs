@@ -4,11 +4,11 @@ use crate::selftest::measured::Taken;
 
 const PERIOD: u64 = 20_011;
 const ROUND: u64 = 16_386;
-/// What the counter has counted before the first round.
+/// The count before the first round.
 const BEFORE: u64 = 57;
 
-/// Returns samples of a processor whose `n`th interrupt comes `late(n)` instructions late, and
-/// which counts `more` instructions more for each sample before.
+/// Returns samples of a processor whose `n`th interrupt comes `late(n)` instructions late. It
+/// counts `more` further instructions for each earlier sample.
 fn samples(late: impl Fn(u64) -> u64, more: u64) -> Samples {
     let taken = |n: u64| {
         let count = n * PERIOD + late(n);
@@ -69,7 +69,7 @@ fn what_faults_and_interrupts_add_is_an_instruction_and_no_branch() {
     measured.page_faults = Outcome::Measured(known(1_024, 256, 256, &[[257, 0]]));
     assert_eq!(found(&measured), [HabitName::Interrupts]);
     assert_eq!(broken(&measured), [ExactInstructions]);
-    // A page that the host gives is an entry into the guest.
+    // If the host provides a page, that is an entry into the guest.
     measured.page_faults = Outcome::Measured(known(1_024, 256, 256, &[[127, 0]]));
     assert_eq!(found(&measured), [], "less than one of two");
     measured.page_faults = Outcome::Measured(known(1_024, 256, 256, &[[300, 300]]));
@@ -120,7 +120,7 @@ fn what_entries_add_is_as_many_branches_as_instructions() {
     measured.long_loops = Outcome::Measured(known(40_000, 20_000, 0, &[[5, 5], [0, 0]]));
     assert_eq!(found(&measured), [HabitName::Vmrun]);
     assert_eq!(broken(&measured), [ExactInstructions, ExactBranches, RepeatedCounts]);
-    // Both at once.
+    // Both habits occur at once.
     measured.long_loops = Outcome::Measured(known(40_000, 20_000, 0, &[[9, 5], [0, 0]]));
     assert_eq!(found(&measured), [HabitName::Vmrun, HabitName::Interrupts]);
 }
@@ -207,7 +207,7 @@ fn a_wrap_that_is_lost_is_seen() {
     measured.wrap = Outcome::Measured(known(1 << 32, 1 << 31, 0, &[[-(1 << 32), 0]]));
     assert_eq!(broken(&measured), [ExactInstructions, Wraps]);
     let mut measured = faultless();
-    // One sample in the middle shows another place than the counter says.
+    // One sample in the middle shows a place that contradicts the counter.
     let mut shifted = samples(|_| 3, 0);
     shifted.taken[5].place = shifted.taken[5].place.map(|place| (place + 5_000) % ROUND);
     measured.samples = Outcome::Measured(shifted);
@@ -263,7 +263,7 @@ fn what_is_not_measured_is_neither_found_nor_absent() {
     assert!(promises.iter().all(|promise| promise.because.contains("no reason")), "{promises:?}");
 }
 
-/// Any skid and surplus that a processor may have is found as it is.
+/// Any skid and surplus that a processor may have is found exactly.
 #[test]
 fn skid_and_surplus_are_found_whatever_they_are() {
     let mut random = fastrand::Rng::with_seed(7);

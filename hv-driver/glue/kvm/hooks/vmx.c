@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Returns whether the driver, and not perf, sets what enables counters. */
+/*
+ * Returns whether the driver, and not perf, sets the value that enables
+ * counters.
+ */
 static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
 {
 	u64 inside, outside;

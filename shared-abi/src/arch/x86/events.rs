@@ -2,7 +2,7 @@
 //! The events that a guest may count.
 //!
 //! An event that counts other cores tells one tenant about another, and some events disturb a
-//! sibling's counters. The manuals do not say of every model which events these are. So this file
+//! sibling's counters. The manuals do not say for every model which events these are. So this file
 //! lists the events that are allowed. The host may allow the others ([`CAPS_ALL_EVENTS`]), except
 //! those that are known to do harm.
 
@@ -22,13 +22,14 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// counters").
 pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
-/// AMD's conditional branches since family 17h, the event that rr counts there.  Families before
-/// that count the cycles in which their own core's decoder waits.
+/// AMD's conditional branches since family 17h, the event that rr counts there.  On earlier
+/// families this event counts the cycles in which their own core's decoder waits.
 const AMD_CONDITIONALS: u64 = 0xd1;
 
 /// AMD's locked instructions of family 17h that their own core has executed speculatively
-/// (LsLocks.SpecLockMapCommit). Where the core executes such instructions, the conditional branches
-/// count too many; rr finds this out by this event. Families before that do not define the event.
+/// (LsLocks.SpecLockMapCommit). Where the core executes such instructions, the event of conditional
+/// branches counts too many; rr detects that by this event. Families before that do not define the
+/// event.
 const AMD_SPECULATIVE_LOCKS: u64 = 0x08_25;
 
 /// Numbers of the fixed counters that count only their own logical processor (SDM volume 3, table
@@ -81,8 +82,8 @@ pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
 fn intel_harms(caps: &PmuCaps, event: u64) -> bool {
     let (number, mask) = (event & 0xff, event >> 8);
     match number {
-        // OFFCORE_RESPONSE (SDM volume 3, chapter 20): qualified by registers that all logical
-        // processors of a core share.
+        // OFFCORE_RESPONSE (SDM volume 3, chapter 20): its qualifiers are in registers that all
+        // logical processors of a core share.
         0xb7 | 0xbb | 0x2a | 0x2b => true,
         // MEM_*_RETIRED: may change a sibling's counters (specification updates of these models,
         // "performance monitor counters may produce incorrect results").

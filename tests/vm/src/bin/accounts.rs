@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the accounts of virtual CPUs: what each virtual CPU has executed, and what the hypervisor
-//! has executed while it was current.
+//! has executed while that virtual CPU was current.
 //!
 //! The emulator keeps a tally: how many instructions each physical CPU has executed in ring 0,
 //! outside of ring 0, and in a guest's own ring 0. A test reads the tally, then the accounts, then
-//! the tally again, and calls this a look. It does so twice, with some work between both looks. The
-//! accounts must have grown by what the tally has grown by. How much that is, is known up to the
-//! instructions that the looks themselves take. If both looks take equally many, they cancel, and
-//! the test demands the exact number.
+//! the tally again, and calls this a look. It takes two looks, with some work between them. Between
+//! both looks, the accounts must have grown as much as the tally. The tally's growth is known up to
+//! the instructions that the looks themselves take. If both looks take equally many, they cancel,
+//! and the test demands the exact number.
 //!
 //! With the argument `passive`, this tests the account of a PVH tenant, which does not know that it
-//! is looked at. The tenant runs the program `system`. With the argument `busy`, this is the
-//! command that `perfctr domains counts` runs meanwhile.
+//! is observed. The tenant runs the program `system`. With the argument `busy`, this is the command
+//! that `perfctr domains counts` runs meanwhile.
 
 use std::env;
 use std::fs;
@@ -43,13 +43,14 @@ const WORKED: &str = "/tmp/worked";
 const IDLE: u32 = 0x7fff;
 /// Instructions (event C0H) in all rings.
 const INSTRUCTIONS: u64 = 0x43_00c0;
-/// How often it is tried to look at accounts while nothing comes between.
+/// How often the test tries to look at accounts while nothing else executes in between.
 const ATTEMPTS: usize = 200;
 /// The number of switches between which the hypervisor's share is judged.
 const SWITCHES: usize = 2_000;
-/// An accounting that has just begun has fewer instructions, and one that ends has twice as many.
+/// An accounting that has just begun has fewer instructions, and one that is about to end has twice
+/// as many.
 const LAST_SESSION: u64 = 10_000_000;
-/// What is said of such attempts of which none succeeds.
+/// The message if none of these attempts succeeds.
 const NEVER_SAME: &str = "no two looks were the same";
 /// How long there is a storm, and how long a tenant executes.
 const STORM: Duration = Duration::from_secs(3);
@@ -90,7 +91,7 @@ impl Accounts<'_> {
     }
 }
 
-/// What a physical CPU has executed: guests, and the hypervisor.
+/// The instructions that a physical CPU has executed in guests, and in the hypervisor.
 type Executed = [u64; 2];
 const EXECUTED: usize = 0;
 const HYPERVISOR: usize = 1;
@@ -101,7 +102,8 @@ fn executed_here() -> Executed {
     [outside + guests, ring_0.wrapping_sub(guests)]
 }
 
-/// Returns what both physical CPUs have executed. This thread is on a virtual CPU of each for that.
+/// Returns what both physical CPUs have executed. To read that, this thread moves to a virtual CPU
+/// of each.
 fn both_executed() -> Result<Executed> {
     let mut sum = [0; 2];
     for cpu in [OTHER, CPU] {
@@ -112,7 +114,7 @@ fn both_executed() -> Result<Executed> {
     Ok(sum)
 }
 
-/// The accounts, and what physical CPUs had executed before and after they were read.
+/// The accounts, and what physical CPUs had executed before and after the accounts were read.
 struct Look {
     before: Executed,
     accounts: Vec<HvAccount>,
@@ -127,15 +129,15 @@ impl Look {
         Ok(Self { before, accounts, after: executed_here() })
     }
 
-    /// Does the same for both physical CPUs, with this thread on a virtual CPU of each.
+    /// Looks at both physical CPUs. For that this thread moves to a virtual CPU of each.
     fn everywhere(accounts: &Accounts<'_>) -> Result<Self> {
         let before = both_executed()?;
         let accounts = accounts.read_all()?;
         Ok(Self { before, accounts, after: both_executed()? })
     }
 
-    /// Returns the look of many between whose ends least was executed by guests, or by the
-    /// hypervisor.
+    /// Takes many looks, and returns the one during which guests, or the hypervisor, have executed
+    /// least.
     fn narrow(accounts: &Accounts<'_>, by: usize) -> Result<Self> {
         let looks = (0..ATTEMPTS).map(|_| Self::here(accounts));
         let looks = looks.collect::<Result<Vec<_>>>()?;
@@ -157,13 +159,14 @@ impl Look {
 }
 
 /// Returns whether guests, or the hypervisor, have executed the same number of instructions in both
-/// looks. They were the same ones then, if the looks are the narrowest of many.
+/// looks. If the looks are the narrowest of many, these were the same instructions.
 fn same_width(from: &Look, to: &Look, by: usize) -> bool {
     from.width()[by] == to.width()[by]
 }
 
-/// Compares what these accounts have got between two looks with the tally. If one of both numbers
-/// was the same in both looks, the tally has as many more at the second look as the accounts.
+/// Compares the growth of these accounts between two looks with the tally's growth. If guests, or
+/// the hypervisor, have executed the same number in both looks, the tally has grown by as much as
+/// the accounts.
 fn compare(
     from: &Look,
     to: &Look,
@@ -224,8 +227,8 @@ fn without_session(accounts: &Accounts<'_>, tally: &mut Tally) {
     tally.check("what cannot be accounted is refused", equal(outcome, expected.map(Err)));
 }
 
-/// Returns whether an account is of physical CPU 0, whose only virtual CPU is the control domain's
-/// first one.
+/// Returns whether an account belongs to physical CPU 0, whose only virtual CPU is the control
+/// domain's first one.
 fn of_cpu(account: &HvAccount) -> bool {
     matches!((account.domain, account.vcpu), (0, 0) | (IDLE, CPU))
 }
@@ -238,9 +241,9 @@ fn work() {
     Region { first: 4_000, second: 1 }.execute(&mut 0);
 }
 
-/// Looks at the accounts of physical CPU 0 before this work and after it, again and again until
-/// both looks took equally many instructions. Returns whether the account of guests
-/// ([`EXECUTED`]), or that of the hypervisor ([`HYPERVISOR`]), is exact then.
+/// Looks at the accounts of physical CPU 0 before this work and after it, until both looks take
+/// equally many instructions. Returns whether the account of guests ([`EXECUTED`]), or of the
+/// hypervisor ([`HYPERVISOR`]), is then exact.
 fn is_exact(accounts: &Accounts<'_>, by: usize, work: impl Fn()) -> Result<Result<(), String>> {
     for _ in 0..ATTEMPTS {
         let from = Look::narrow(accounts, by)?;
@@ -291,7 +294,7 @@ fn account_of_known_instructions(accounts: &Accounts<'_>, tally: &mut Tally) -> 
 fn account_of_hypervisor(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     let found = is_exact(accounts, HYPERVISOR, || {
         for _ in 0..SWITCHES / 2 {
-            // To the idle virtual CPU, and back.
+            // This switches to the idle virtual CPU, and back.
             sleep(Duration::from_micros(20));
         }
     })?;
@@ -299,7 +302,7 @@ fn account_of_hypervisor(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<(
     Ok(())
 }
 
-/// Checks that nothing is lost of all accounts while virtual CPUs change their physical CPUs.
+/// Checks that all accounts together lose nothing while virtual CPUs change their physical CPUs.
 fn accounts_in_storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) -> Result<()> {
     for &cpu in all.iter().skip(2) {
         accounts.0.set_affinity(CONTROL_DOMAIN, cpu as u32, 1 << CPU | 1 << OTHER)?;
@@ -319,7 +322,7 @@ fn accounts_in_storm(accounts: &Accounts<'_>, all: &[usize], tally: &mut Tally) 
         let looks = (|| {
             let from = Look::everywhere(accounts)?;
             let start = Instant::now();
-            // Who reads accounts often keeps them just as exact.
+            // Frequent reads of the accounts must not make them less exact.
             while start.elapsed() < STORM {
                 accounts.read_all()?;
                 sleep(Duration::from_millis(2));
@@ -361,7 +364,7 @@ fn accounts_by_command(vcpus_of_this: usize, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Works beside the command, and says how much physical CPU 0 has executed meanwhile.
+/// Works beside the command, and prints how much physical CPU 0 has executed meanwhile.
 fn work_beside_command() -> Result<ExitCode> {
     let session = move_to_cpu(&Xen::open()?, &cpus()?)?;
     let before = executed_here();
@@ -394,7 +397,7 @@ fn counts_beside_accounts(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<
     Ok(())
 }
 
-/// Accounts what a PVH tenant executes that knows nothing of it.
+/// Accounts the execution of a PVH tenant that does not know of it.
 fn account_of_passive_tenant() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let (tenant, _) = start_passive_tenant(&xen)?;
@@ -414,7 +417,8 @@ fn account_of_passive_tenant() -> Result<ExitCode> {
         let (got, kernel) = (got[0][0] - got[1][0], to.0 - from.1);
         let why = format!("{got} executed by the tenant, {kernel} in its kernel");
         println!("{why}");
-        // It is in user mode as well, where only the control domain is, too.
+        // The tenant also executes in user mode, in which otherwise only the control domain
+        // executes.
         share = if kernel > 0 && got > kernel { Ok(()) } else { Err(why) };
         found = compare(&from.0, &to.1, Some(EXECUTED), here);
         if found.is_err() || share.is_err() || same_width(&from.0, &to.1, EXECUTED) {
@@ -442,7 +446,7 @@ fn sessions_end(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     accounts.start(INSTRUCTIONS)?;
     let busy = accounts.start(INSTRUCTIONS);
     tally.check("there is one accounting at a time", equal(busy, Err(Refusal::EBUSY)));
-    // What follows could not be seen if this accounting had hardly begun.
+    // The next check could not fail if this accounting had hardly begun.
     while Look::here(accounts)?.sum(|one| one.domain == 0)[EXECUTED] < 2 * LAST_SESSION {
         work();
     }

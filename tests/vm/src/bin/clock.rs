@@ -2,8 +2,9 @@
 //! Tests that the logical time-stamp counters of threads and vCPUs agree with the accounts of Linux
 //! and the host.
 //!
-//! It is for a machine whose clock counts the instructions that it executes. On others the accounts
-//! differ by whatever time the emulator's host takes away in the middle of a switch.
+//! The test is for a machine whose clock counts the instructions that it executes. On other
+//! machines, the accounts differ by the time that the emulator's host takes away in the middle of a
+//! switch.
 
 use std::io::stdout;
 use std::os::fd::AsFd;
@@ -28,8 +29,8 @@ const THREADS: usize = 2;
 /// The region that each thread executes before it yields its CPU, and how often it does so.
 const REGION: Region = Region { first: 100_000, second: 100_000 };
 const TURNS: usize = 20;
-/// The number of files that it opens and closes each time: the kernel locks the process' table of
-/// them, and a vCPU that waits for a lock may yield its CPU.
+/// The number of files that a thread opens and closes each time. The kernel locks the process'
+/// table of files, and a vCPU that waits for a lock may yield its CPU.
 const FILES: usize = 300;
 /// The least number of switches. Fewer show nothing.
 const SWITCHES_MIN: u64 = 10;
@@ -42,7 +43,7 @@ const VCPUS: usize = 2;
 /// The module by which a tenant asks Xen how long its vCPUs have executed.
 const PRIVCMD: &str = "/lib/perfctr/xen-privcmd.ko";
 
-/// What this program does.
+/// The roles of this program.
 #[derive(Debug, Parser)]
 enum Role {
     /// Tests in this guest.
@@ -89,7 +90,7 @@ fn main() -> Result<ExitCode> {
         }
         Role::Tenant => live(|| {
             module::load()?;
-            // Without this parameter it lets nobody ask in a domain that is not the control domain.
+            // Without this parameter, the module lets only the control domain ask.
             module::load_file(PRIVCMD, c"unrestricted=1")?;
             TESTS.run_in_tenant(|test| test());
             Ok(())
@@ -109,13 +110,14 @@ fn compete_on(some: &[usize]) -> Result<Outcome> {
     outcome
 }
 
-/// How far threads and vCPUs were off, and how often they were switched in.
+/// How far the clocks of threads and vCPUs were off, and how often threads and vCPUs were switched
+/// in.
 struct Outcome {
     threads: (TimeCheck, u64),
     vcpus: (TimeCheck, u64),
 }
 
-/// Lets threads compete for some of the CPUs, each for its own.
+/// Lets threads compete for some of the CPUs, each thread for its own CPU.
 fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) -> Result<Outcome> {
     let before = VcpuTimes::take(host, session, all)?;
     run_on(SELF, some)?;
@@ -130,14 +132,14 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     let tsc_khz = session.description().tsc_khz;
     let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
     for (cpu, threads) in some.iter().zip(logs) {
-        // Linux charges a thread also for the time that its vCPU is away (Debian's kernel has no
-        // steal clock), which our counter excludes: its own vCPU, and not others.
+        // Linux also charges a thread for the time that its own vCPU is away (Debian's kernel has
+        // no steal clock). Our counter excludes that time.
         let moments: Vec<_> = threads.iter().flat_map(|one| one.between).collect();
         let away_ns = VcpuMoment::away_ns(&moments);
         let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.elapsed));
         let switches: u64 = threads.iter().map(|one| one.switches).sum();
-        // Where its vCPU is switched out and in, the host's account begins and ends a little
-        // earlier than ours, too.
+        // When the thread's vCPU is switched out and in, the host's account also begins and ends a
+        // little earlier than ours.
         let of_vcpu = all.iter().zip(&vcpus).find(|(one, _)| *one == cpu);
         let of_vcpu = of_vcpu.map_or(0, |(_, vcpu)| vcpu.switches);
         outcome.threads.0.add(&elapsed, tsc_khz, switches + of_vcpu, away_ns);
@@ -150,7 +152,7 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     Ok(outcome)
 }
 
-/// What one thread has taken.
+/// The turns that one thread has taken.
 struct Turns {
     elapsed: Elapsed,
     /// How often it was resumed.

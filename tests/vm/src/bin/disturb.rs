@@ -54,7 +54,7 @@ fn main() -> Result<ExitCode> {
 }
 
 /// Registers this user's pages on every vCPU, whatever the program counts with.  They stay
-/// registered, so that the pages show what the host does.
+/// registered, so that they show what the host does.
 fn show(session: &mut Session, cpus: &[usize]) -> Result<()> {
     session.start(&[Event::INSTRUCTIONS.user()])?;
     for &cpu in cpus {

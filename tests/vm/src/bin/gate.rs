@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests that `perfctr gate` notices a single instruction that gzip executes more than before, and
-//! nothing where there is none, while as many threads as there are vCPUs compete with it and the
-//! vCPUs are moved between physical CPUs.
+//! that it reports nothing if there is none. Meanwhile as many threads as there are vCPUs compete
+//! with gzip, and the vCPUs are moved between physical CPUs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,9 +21,9 @@ use vm_tests::time::VcpuTimes;
 const PERFCTR: &str = "/work/perfctr";
 /// Debian's program.
 const GZIP: &str = "/usr/bin/gzip";
-/// Both versions of it are run from here, since its name is among what a program finds.
+/// Both versions of the program run from here, since a program can see its own name.
 const HERE: &str = "/tmp/gzip";
-/// What it compresses.
+/// The file that the program compresses.
 const WORDS: &str = "/work/words";
 const BASELINE: &str = "/tmp/baseline.json";
 const TABLE: &str = "/tmp/table.md";
@@ -49,7 +49,7 @@ fn main() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// The program as Debian built it but for its first instructions.
+/// Debian's program, in which only the first instructions were changed.
 struct Versions {
     usual: Vec<u8>,
     /// It executes one instruction more.
@@ -86,7 +86,7 @@ fn judge(tally: &mut Tally, Versions { usual, slower }: &Versions) -> Result<()>
     Ok(())
 }
 
-/// What the gate has said.
+/// The gate's result.
 struct Outcome {
     status: Option<i32>,
     now: String,
@@ -98,7 +98,7 @@ struct Outcome {
 fn gate(version: &[u8], noise: usize, options: &[&str]) -> Result<Outcome> {
     fs::write(HERE, version)?;
     fs::set_permissions(HERE, PermissionsExt::from_mode(0o755))?;
-    // It gets most of a vCPU, and so a third of a physical CPU.
+    // The program gets most of a vCPU, and so a third of a physical CPU.
     let mut command = Command::new("nice");
     command.args(["-n", "-10", PERFCTR, "gate", "-r", "1", "-b", BASELINE, "--markdown", TABLE]);
     command.args(options);
@@ -113,7 +113,7 @@ fn gate(version: &[u8], noise: usize, options: &[&str]) -> Result<Outcome> {
     Ok(Outcome { status: output.status.code(), now: cell(4)?, difference: cell(5)? })
 }
 
-/// Runs `body` while threads compete for all vCPUs, and these for the physical CPUs.
+/// Runs `body` while threads compete for all vCPUs, and the vCPUs for the physical CPUs.
 fn competing(body: impl FnOnce() -> Result<()>) -> Result<()> {
     let (host, cpus, stop) = (host()?, cpus()?, AtomicBool::new(false));
     ensure!(cpus.len() == VCPUS, "{} vCPUs found, {VCPUS} expected", cpus.len());
@@ -141,12 +141,12 @@ fn competing(body: impl FnOnce() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// The places in a program's file of what follows (ELF, 64 bits).
+/// The offsets of fields in a program's file (ELF, 64 bits).
 const ENTRY: usize = 24;
 const SEGMENTS: usize = 32;
 const SEGMENT_SIZE: usize = 54;
 const SEGMENT_COUNT: usize = 56;
-/// The same in the description of a segment.
+/// The offsets of fields in the description of a segment.
 const FLAGS: usize = 4;
 const OFFSET: usize = 8;
 const ADDRESS: usize = 16;
@@ -158,8 +158,8 @@ const JMP: u8 = 0xe9;
 const JMP_LENGTH: usize = 5;
 const PAGE: usize = 4096;
 
-/// Has a program begin behind its code, in the rest of the last page, with this many instructions
-/// more than the jump to its usual beginning.
+/// Returns the program, changed to begin behind its code, in the rest of the last page. There it
+/// executes this many instructions beside the jump to its usual beginning.
 fn begun_with(program: &[u8], more: usize) -> Result<Vec<u8>> {
     let word = |at: usize| -> Result<usize> {
         let bytes = program.get(at..at + 8).context("the file is too short")?;
@@ -168,7 +168,8 @@ fn begun_with(program: &[u8], more: usize) -> Result<Vec<u8>> {
     let half = |at: usize| usize::from(program[at]) | usize::from(program[at + 1]) << 8;
     let (first, size) = (word(SEGMENTS)?, half(SEGMENT_SIZE));
     let mut segments = (0..half(SEGMENT_COUNT)).map(|n| first + n * size);
-    // The word before the flags says that the segment is loaded. Only such a one is executable.
+    // The word before the flags says that the segment is loaded. Only a loaded segment is
+    // executable.
     let code = segments.find(|&at| program[at] == 1 && program[at + FLAGS] & EXECUTABLE != 0);
     let code = code.context("no code")?;
     let end = word(code + OFFSET)? + word(code + LENGTH)?;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests `perfctr record --host`, what `perfctr report` says of its profiles, and `perfctr top
-//! --host`.
+//! Tests `perfctr record --host`, the reports that `perfctr report` makes of its profiles, and
+//! `perfctr top --host`.
 //!
 //! The emulator's tally says how many instructions physical CPU 0 has executed in ring 0, where
-//! only Xen executes, and outside of it. A program that the command runs reads the tally and the
-//! time before and behind its work, so that the samples between these times are to be one for each
-//! period.
+//! only Xen executes, and outside of it. The command runs a program, which reads the tally and the
+//! time before and after its work. Between these times there must be one sample for each period.
 //!
 //! With `--work FILE` this is that program. With `--refused` it tests a host without the option.
 
@@ -38,15 +37,16 @@ const THIS: &str = "/work/host-profile";
 const XEN_SYMS: &str = "/work/xen-syms";
 const PROFILE: &str = "/tmp/host.data";
 const WORKED: &str = "/tmp/worked";
-/// Events between two samples, and fewer than the command can take in time.
+/// The number of events between two samples, and a number so small that the command cannot take all
+/// samples in time.
 const PERIOD: u64 = 100_000;
 const SHORT: u64 = 10_000;
 /// The work, unit: rounds.
 const ROUNDS: u64 = 1_000;
-/// How long the command is stopped: shorter than it may be, and longer.
+/// How long the command is stopped: less than the lease, and more.
 const PAUSE: Duration = Duration::from_millis(PROFILE_LEASE_MS - 500);
 const TOO_LONG: Duration = Duration::from_millis(PROFILE_LEASE_MS + 1_000);
-/// The command has begun after this time.
+/// After this time the command has certainly begun.
 const BEGUN: Duration = Duration::from_secs(2);
 /// Functions of Xen's that system calls of a PV guest execute.
 const XENS: [&str; 3] = ["lstar_enter", "restore_all_guest", "create_bounce_frame"];
@@ -75,7 +75,7 @@ fn profile_of_host(tally: &mut Tally) -> Result<()> {
         let on = if cpu == 0 { 1 } else { 2 };
         xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
     }
-    // What the command itself does is on the other physical CPU.
+    // The command itself executes on the other physical CPU.
     run_on(SELF, &cpus[1..])?;
     layers(tally)?;
     functions(tally)?;
@@ -113,7 +113,7 @@ fn record<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
-/// Runs a command that succeeds. Returns what it has said to people.
+/// Runs a command that succeeds. Returns its messages for people.
 fn shown(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } = command.output()?;
     let shown = String::from_utf8([stdout, stderr].concat())?;
@@ -121,7 +121,7 @@ fn shown(command: &mut Command) -> Result<String> {
     Ok(shown)
 }
 
-/// Runs a command that fails. Returns what it has said.
+/// Runs a command that fails. Returns its messages.
 fn failed(command: &mut Command) -> Result<String> {
     let Output { status, stderr, .. } = command.output()?;
     let shown = String::from_utf8(stderr)?;
@@ -159,7 +159,7 @@ fn by_layer(from_tsc: u64, to_tsc: u64) -> Result<(Value, BTreeMap<String, u64>)
     Ok((profile, layers))
 }
 
-/// Checks that each ring has a sample for each of its periods, of what executes in that ring.
+/// Checks that each ring has a sample for each of its periods, of code that executes in that ring.
 fn layers(tally: &mut Tally) -> Result<()> {
     for (event, modes, counts) in [
         ("instructions:k", &["hypervisor"][..], [1, 0]),
@@ -194,7 +194,7 @@ fn layers(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Functions of Xen's and of the kernel's have names: the profile is that of all layers.
+/// Checks that functions of Xen and of the kernel have names: the profile covers all layers.
 fn functions(tally: &mut Tally) -> Result<()> {
     let table = report(&[])?;
     println!("{table}");
@@ -230,8 +230,8 @@ fn functions(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the running hypervisor's file is taken, and that another is refused by both
-/// build-ids.
+/// Checks that the command accepts the running hypervisor's file, and refuses another file by the
+/// two build-ids.
 fn files(tally: &mut Tally) -> Result<()> {
     let printed =
         shown(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
@@ -259,7 +259,7 @@ fn files(tally: &mut Tally) -> Result<()> {
 struct Live {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    /// The line behind the last update, which begins the next one.
+    /// The line behind the last update, with which the next update begins.
     head: String,
 }
 
@@ -299,7 +299,8 @@ impl Live {
 
 /// Checks that the view shows each sample once, with the domain's and Xen's functions.
 ///
-/// Physical CPU 0 has little to do but the work, before and behind which updates are taken.
+/// Physical CPU 0 has little to do except the work. Updates are also taken before and after the
+/// work.
 fn live(tally: &mut Tally) -> Result<()> {
     let executed = || -> Result<u64> {
         let read = || -> Result<u64> {
@@ -324,7 +325,7 @@ fn live(tally: &mut Tally) -> Result<()> {
         add(top.update()?);
     }
     let to = executed()?;
-    // Some may have been printed already.
+    // Some updates may have been printed already.
     for _ in 0..4 {
         add(top.update()?);
     }
@@ -339,7 +340,7 @@ fn live(tally: &mut Tally) -> Result<()> {
     let why = format!("{samples} samples found, {least} to {most} within one expected");
     tally.check("the view has a sample for each period", if each { Ok(()) } else { Err(why) });
     for function in XENS {
-        // A name may have its file's before it.
+        // A name may be preceded by the name of its file.
         let mut xens = functions.iter().filter(|(layer, _)| layer == "hypervisor");
         let named = xens.any(|(_, name)| name.ends_with(function));
         tally.check(&format!("the view names Xen's function {function}"), equal(named, true));
@@ -384,7 +385,8 @@ fn paused(pause: Duration) -> Result<String> {
     Ok(shown)
 }
 
-/// Samples that are not taken in time are counted, and the command reports their number.
+/// Checks that samples which are not taken in time are counted, and that the command reports their
+/// number.
 fn loses(tally: &mut Tally) -> Result<()> {
     let shown = paused(PAUSE)?;
     let lost = shown.lines().find_map(|line| {
@@ -404,7 +406,7 @@ fn loses(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that nothing is left of a command that has ended in any way.
+/// Checks that a command leaves nothing behind, in whatever way it ends.
 fn nothing_is_left(tally: &mut Tally) -> Result<()> {
     let mut killed = begin(PERIOD)?;
     let busy = failed(&mut record(["--", "true"]))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests a physical CPU without counters that comes up in a machine that counts: a thread that
-//! executes there gets an error and no numbers, and a thread that does not, notices nothing. Then
-//! another one is taken offline, and the machine is suspended to RAM.
+//! Tests a physical CPU without counters that comes up in a machine that counts. A thread that
+//! executes there gets an error and no numbers. A thread that executes elsewhere notices nothing.
+//! Then another CPU is taken offline, and the machine is suspended to RAM.
 //!
 //! The machine has three physical CPUs, of which the last has no counters and is still down.
 
@@ -80,7 +80,7 @@ fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     xen.set_affinity(CONTROL_DOMAIN, MOVED as u32, 1 << UNFIT)?;
     let outcome = until(|| witness.unchanged().err());
     println!("on a physical CPU without counters: {outcome:?}");
-    // The page says so, or the kernel, which is asked if the page cannot tell.
+    // The page gives the reason, or the kernel, which is asked if the page cannot tell.
     let outcome = names(outcome.as_deref(), &["EPERM", "Operation not permitted"]);
     tally.check("a physical CPU without counters gives no numbers", outcome);
     drop(witness);
@@ -94,7 +94,7 @@ fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that nothing of the host's statistics becomes less when a physical CPU goes or comes.
+/// Checks that none of the host's statistics becomes smaller when a physical CPU goes or comes.
 fn statistics_are_kept(xen: &Xen) -> Result<()> {
     let statistics = || -> Result<Vec<u64>> {
         let HvStats { hook, hypercalls, .. } = xen.stats()?;
@@ -112,7 +112,7 @@ fn statistics_are_kept(xen: &Xen) -> Result<()> {
 }
 
 /// Checks a thread that counts on the boot CPU while the machine is suspended to RAM, which resets
-/// the CPU. Nobody samples, which would have the driver write the register that enables counters.
+/// the CPU. Nobody samples, because then the driver would write the register that enables counters.
 fn counts_after_sleep(xen: &Xen) -> Result<()> {
     run_on(SELF, &[0])?;
     xen.set_affinity(CONTROL_DOMAIN, 0, 1 << BOOT)?;
@@ -136,7 +136,7 @@ fn until<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     None
 }
 
-/// Returns `Ok` if there was an error and its text has one of these.
+/// Returns `Ok` if there was an error and its text contains one of these names.
 fn names(message: Option<&str>, what: &[&str]) -> Result<(), String> {
     match message {
         Some(message) if what.iter().any(|what| message.contains(what)) => Ok(()),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts whole programs that are not the project's, from their first instruction to their last,
-//! and prints how many instructions, branches and cycles each took in user mode.
+//! Counts whole programs that are not the project's, from their first instruction to their last.
+//! Prints how many instructions, branches and cycles each took in user mode.
 //!
 //! On the bare machine Linux' perf counts them one after the other. Under Xen the module counts
-//! them all at once and several times, while they are moved between vCPUs and these between
+//! them all at once and several times, while they are moved between vCPUs, and vCPUs between
 //! physical CPUs. Both have to print the same.
 
 use std::fs;
@@ -27,8 +27,8 @@ use vm_tests::time::{VcpuElapsed, VcpuTimes};
 /// The number of the testbed's physical CPUs.
 const PCPUS: u32 = 2;
 const SEED: u64 = 1;
-/// How often each disturbance has to occur in a storm, and how long that may take on any machine: a
-/// quick one has executed all programs before many have occurred.
+/// How often each disturbance has to occur in a storm, and how long that may take on any machine. A
+/// quick machine has executed all programs before many disturbances have occurred.
 const DISTURBANCES_MIN: u64 = 200;
 const PATIENCE: Duration = Duration::from_secs(240);
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests samples of the host itself: how many there are, what they say, and how they end.
+//! Tests samples of the host itself: their number, their contents, and their end.
 //!
 //! The emulator's tally says how many instructions a physical CPU has executed in ring 0, where
-//! only Xen executes, and outside of it. This program's vCPU is alone on physical CPU 0 meanwhile.
+//! only Xen executes, and outside of it. Meanwhile this program's vCPU is alone on physical CPU 0.
 //!
-//! With `passive`, this samples a PVH tenant, which runs this program with `tenant`, and knows
-//! nothing of it. With another command as its arguments, it samples the host while that runs.
+//! With `passive`, this samples a PVH tenant, which runs this program with `tenant`, and does not
+//! know of it. With another command as its arguments, it samples the host while that command runs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::env;
@@ -52,11 +52,11 @@ const RING: u64 = 4096;
 const XENS: std::ops::Range<u64> = 0xffff_82d0_4000_0000..0xffff_82d0_8000_0000;
 /// The work of a measurement, unit: rounds.
 const ROUNDS: u64 = 300;
-/// The instructions that beginning and ending may take, and how often it is tried.
+/// The instructions that beginning and ending may take, and the number of attempts.
 const AROUND: u64 = 100_000;
 const ATTEMPTS: u32 = 20;
-/// The instructions of the hypervisor that follow a sample of a tenant, at most, until the tenant
-/// goes on. They are at the beginning of a period, so hardly any sample is there.
+/// At most this many instructions of the hypervisor follow a sample of a tenant until the tenant
+/// continues. They are at the beginning of a period, so hardly any sample is taken there.
 const FOLLOWING: u64 = 2_500;
 /// How often samples of a tenant are taken, and the time between.
 const LOOKS: u32 = 60;
@@ -99,7 +99,7 @@ impl<'a> Profile<'a> {
         Ok(samples)
     }
 
-    /// Takes all that there are into `to`. Returns how many were lost since the start.
+    /// Takes all available samples into `to`. Returns how many were lost since the start.
     fn take(&self, cpu: u32, to: &mut Vec<HvSample>) -> Result<u64, Refusal> {
         loop {
             let samples = self.some(cpu)?;
@@ -115,8 +115,9 @@ impl<'a> Profile<'a> {
 struct Found {
     samples: Vec<HvSample>,
     lost: u64,
-    /// What the emulator has executed, in ring 0, elsewhere, and in guests' own ring 0, which the
-    /// first number has, too: while the CPU was certainly sampled, and while it perhaps was.
+    /// The instructions that the emulator has executed: in ring 0, elsewhere, and in guests' own
+    /// ring 0, which are also in the first number. One set covers the time in which the CPU was
+    /// certainly sampled, the other one the time in which it may have been.
     certainly: Executed,
     perhaps: Executed,
 }
@@ -181,7 +182,8 @@ fn nobody(profile: &Profile<'_>, tally: &mut Tally) {
 
 /// Samples physical CPU 0 while `work` executes there, once for each round.
 ///
-/// To begin and to end takes long if the machine's other CPU is late. It is done again then.
+/// Beginning and ending take long if the machine's other CPU is late. Then the measurement is
+/// repeated.
 fn measure(
     profile: &Profile<'_>,
     evntsel: u64,
@@ -210,7 +212,8 @@ fn measure_once(
     profile.start(evntsel, period, 1 << CPU)?;
     let before = read();
     work(&mut found)?;
-    // To take what a ring holds takes longer than a period. What remains then is taken at once.
+    // Taking all samples of a ring takes longer than a period. The samples that remain then are
+    // taken at once.
     for _ in 0..2 {
         profile.take(CPU, &mut found.samples)?;
     }
@@ -269,7 +272,7 @@ fn samples_at_guests(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that most samples of what user mode has Xen execute are behind a system call, of which
+/// Checks samples of what Xen executes for user mode: most are behind a system call, of which
 /// [`work`] makes many.
 fn follow_system_calls(samples: &[HvSample]) -> Result<Result<(), String>> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -277,7 +280,7 @@ fn follow_system_calls(samples: &[HvSample]) -> Result<Result<(), String>> {
     let follows = |sample: &&HvSample| {
         let mut before = [0; SYSCALL.len()];
         let start = sample.ip.wrapping_sub(before.len() as u64);
-        // Where nothing can be read, another process was interrupted.
+        // If nothing can be read, another process was interrupted.
         memory.read_exact_at(&mut before, start).is_ok() && before == SYSCALL
     };
     let of_user = samples.iter().filter(|sample| sample.mode == SAMPLE_FOR_USER);
@@ -296,8 +299,8 @@ fn counted(evntsel: u64, [ring_0, outside, _]: Executed) -> u64 {
     }
 }
 
-/// Checks what samples say: the CPU, this domain's first vCPU, the modes, each mode's addresses,
-/// and the order of their times.
+/// Checks the contents of samples: the CPU, this domain's first vCPU, the modes, each mode's
+/// addresses, and the order of their times.
 fn judge(samples: &[HvSample], modes: &[u32]) -> Result<(), String> {
     let mut seen = HashSet::new();
     for sample in samples {
@@ -317,13 +320,13 @@ fn judge(samples: &[HvSample], modes: &[u32]) -> Result<(), String> {
     if !samples.is_sorted_by_key(|sample| sample.tsc) {
         return Err("their times are not in order".into());
     }
-    // Guests are left at few places.
+    // Guests are left at only few places.
     let executed =
         samples.iter().filter(|s| ![SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER].contains(&s.mode));
     let places: HashSet<u64> = executed.clone().map(|sample| sample.ip).collect();
     let counts = modes.iter().map(|mode| samples.iter().filter(|s| s.mode == *mode).count());
     println!("modes {modes:?}: {:?} samples, {} places", counts.collect::<Vec<_>>(), places.len());
-    // One that had to wait until interrupts are enabled would be at few places.
+    // Samples that had to wait until interrupts are enabled would be at few places.
     match (seen.len() == modes.len(), places.len() * 8 > executed.count().min(800)) {
         (false, _) => Err(format!("only the modes {seen:?}, expected {modes:?}")),
         (_, false) => Err(format!("{} samples at {} places", samples.len(), places.len())),
@@ -336,7 +339,7 @@ fn full(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     let found = measure(profile, OUTSIDE_ONLY, SHORT, |_| {
         for _ in 0..250 {
             Region { first: 100_000, second: 1 }.execute(&mut 0);
-            // It is not sampled, but to ask says that somebody still wants samples.
+            // This CPU is not sampled, but the request says that somebody still wants samples.
             match profile.some(OTHER) {
                 Err(Refusal::ENOENT) => (),
                 other => _ = other?,
@@ -351,7 +354,7 @@ fn full(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
     let each = found.is_each_period(OUTSIDE_ONLY, SHORT);
     tally.check("a ring that is full says how many samples it has lost", each);
     let kept = found.samples.len() as u64;
-    // It has room again when the first ones are taken.
+    // The ring has room again when the first samples are taken.
     let is_full = found.lost > 0 && (RING..RING + 200).contains(&kept);
     let why = format!("{kept} kept, {} lost", found.lost);
     tally.check("a ring that is full keeps what it has", if is_full { Ok(()) } else { Err(why) });
@@ -406,7 +409,7 @@ fn counts_stay_exact(profile: &Profile<'_>, others: &[usize], tally: &mut Tally)
     Ok(())
 }
 
-/// Samples the host while another program tests, and fails if that fails.
+/// Samples the host while another program tests, and fails if that program fails.
 fn around(command: &[String]) -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let run = || Command::new(&command[0]).args(&command[1..]).status().context("no such program");
@@ -436,7 +439,7 @@ fn tenant() -> Result<()> {
     }
 }
 
-/// Samples physical CPU 0, on which a PVH tenant executes that knows nothing of it.
+/// Samples physical CPU 0, on which a PVH tenant executes that does not know of it.
 fn passive() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let (tenant, code) = start_passive_tenant(&xen)?;
@@ -505,7 +508,7 @@ fn in_tenant(
         _ => vec![PLACE_KERNEL, PLACE_USER, SAMPLE_HYPERVISOR],
     };
     expected.sort_unstable();
-    // The instruction that returns to user mode is the kernel's, and a sample of it is at the next
+    // The instruction that returns to user mode is the kernel's, but a sample of it is at the next
     // instruction.
     let returns = modes.get(&PLACE_KERNEL).map_or(0, |samples| samples / KERNEL_MIN);
     if evntsel == RING_0_ONLY && modes.get(&PLACE_USER).is_some_and(|found| *found <= returns) {
@@ -518,9 +521,9 @@ fn in_tenant(
 /// kernels have executed, by the emulator.
 ///
 /// The counter counts the hypervisor as well, so it is chance whether a period ends in a kernel or
-/// there. The number may be off by three standard deviations of as many independent samples. No
-/// period ends in the first [`FOLLOWING`] instructions after a sample, which are the hypervisor's.
-/// These periods end in a kernel instead, so there may be that many samples more.
+/// in the hypervisor. The number may deviate by three standard deviations of as many independent
+/// samples. No period ends in the first [`FOLLOWING`] instructions after a sample, which are the
+/// hypervisor's. These periods end in a kernel instead, so there may be that many samples more.
 fn share(found: &Found) -> Result<(), String> {
     let samples = found.samples.iter().filter(|sample| sample.mode == PLACE_KERNEL).count() as u64;
     let [least, most] = [found.certainly, found.perhaps].map(|executed| executed[2] / PERIOD);

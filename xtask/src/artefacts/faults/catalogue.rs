@@ -39,7 +39,7 @@ pub struct Fault {
     pub alone: bool,
     /// The suite of the testbed that must notice.
     pub suite: Option<String>,
-    /// A piece of the names of those of the suite's tests of which one must fail.
+    /// A piece of the test names of this suite. One of the tests with that piece must fail.
     pub test: Option<String>,
     /// The suite's program with its arguments, if a part of it is enough to notice. It is run in
     /// place of the suite. Options of `cargo xtask vm` may be before the program's name.
@@ -77,8 +77,8 @@ pub struct Edit {
     pub within: Option<String>,
     /// The text that replaces what is marked.
     pub wrong: String,
-    /// Whether the replacement is in force at all times. That is needed, for instance, to take
-    /// `const` from a function that has to ask which fault is in force.
+    /// Whether the replacement is always in force. For example, `const` must be removed from a
+    /// function that has to ask which fault is in force.
     #[serde(default)]
     pub always: bool,
 }
@@ -163,7 +163,7 @@ impl Sources {
         edit.place(self.text(root, &edit.file)?)
     }
 
-    /// Returns what is wrong with an anchor, and where it may be now.
+    /// Returns the problem with an anchor, and where the anchor may be now.
     fn advice(&mut self, root: &Path, fault: &Fault, edit: &Edit, error: &anyhow::Error) -> String {
         let Fault { name, list, what, .. } = fault;
         let mut text = format!(

@@ -80,7 +80,7 @@ pub fn copy_with(fault: &Fault) -> Result<Copy> {
 
 impl Copy {
     fn write(name: &str, files: &[(String, Vec<u8>)]) -> Result<Self> {
-        // Each copy has builds of its own, since cargo would take one copy's for another's.
+        // Each copy has builds of its own, since cargo would confuse those of several copies.
         let folder = sh::project().join("target/faults").join(name);
         let (root, target) = (folder.join("tree"), folder.join("target"));
         write(&root, files)?;

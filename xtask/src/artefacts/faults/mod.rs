@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Faults that people make, each of which a test must notice. The catalogue is in `tests/faults`,
-//! and each can be switched on in a copy of the sources.
+//! The faults that people make, each of which a test must notice. The catalogue is in
+//! `tests/faults`, and each fault can be switched on in a copy of the sources.
 
 use std::path::Path;
 

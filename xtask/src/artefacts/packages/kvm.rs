@@ -17,9 +17,9 @@ use crate::tools::sh::{self, cmd};
 /// releases.
 pub const VERSIONS: &[&str] = &[kernel::USUAL, "6.12"];
 
-/// The folder with what is the same for all kernels: files of the hosts' package, and in `modules`
-/// what describes the packages of the modules. `#RELEASE#` stands for the kernel's release there,
-/// and `#LINUX#` for the version of its package.
+/// The folder with the files that are the same for all kernels: the files of the hosts' package,
+/// and in `modules` the descriptions of the modules' packages. In them `#RELEASE#` stands for the
+/// kernel's release, and `#LINUX#` for the version of its package.
 const FOLDER: &str = "packaging/kvm";
 
 /// The files of the hosts' package that debhelper has no place for: (in the folder, below `/`).
@@ -55,7 +55,7 @@ pub fn stage(kernels: &[Kernel], stage: &Path) -> Result<()> {
     for (name, place) in FILES {
         let to = stage.join(place);
         fs::create_dir_all(to.parent().context("a file lies in a directory")?)?;
-        // The copy keeps the file's permissions, since one of them is executed.
+        // The copy keeps the permissions, since one of the files is executed.
         fs::copy(folder.join(name), to).context(name)?;
     }
     write(&stage.join("hosts.md"), &fs::read(sh::project().join(PAGE))?)?;

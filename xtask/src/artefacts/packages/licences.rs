@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Lists the crates of others that are linked into what is distributed, and checks that their
-//! licences allow it.
+//! Lists the foreign crates that are linked into distributed files, and checks that their licences
+//! allow it.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ const DISTRIBUTED: [&str; 6] = [
     "guest-kmod-ffi",
 ];
 
-/// SPDX's names of the licences that ask for no more than notices, or for the source of the crate
-/// itself (CDDL-1.0, which excludes the GPL: the command is distributed under MIT).
+/// SPDX's names of the licences that require only notices, or the source of the crate itself
+/// (CDDL-1.0, which excludes the GPL: the command is distributed under MIT).
 const ALLOWED: [&str; 8] =
     ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSL-1.0", "CDDL-1.0", "MIT", "Unlicense", "Zlib"];
 
@@ -73,7 +73,8 @@ fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
         let name = part.split(" WITH ").next().unwrap_or_default().trim();
         allowed.contains(&name)
     };
-    // AND of alternatives would have to be in parentheses, and is judged too strictly.
+    // For alternatives within AND, parentheses would be needed. Without them the judgement is too
+    // strict.
     plain.split(" OR ").any(|alternative| alternative.split(" AND ").all(known))
 }
 

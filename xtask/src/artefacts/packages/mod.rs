@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Builds the project's Debian packages.
 //!
-//! Their files are built and staged here. The rest is said in `packaging/debian` and done by
-//! debhelper: which package has which files, dependencies, and what runs when they are installed.
+//! Their files are built and staged here. `packaging/debian` describes the rest, which debhelper
+//! does: which package has which files, the dependencies, and the scripts that run at installation.
 
 mod changelog;
 pub mod kvm;
@@ -96,8 +96,8 @@ pub fn build(version: &str, linux: &[&str]) -> Result<Built> {
     Ok(Built { debs, tags: tags.map(str::to_owned).collect() })
 }
 
-/// Returns whether one of lintian's tags is about letters that machine code has by chance.  No
-/// override says so, since lintian also reports an override that it does not need this time.
+/// Returns whether one of lintian's tags is about letters that machine code contains by chance.  No
+/// override covers it, since lintian also reports an override that it does not need this time.
 fn is_chance(tag: &str) -> bool {
     tag.contains(" spelling-error-in-binary ") && tag.ends_with("/perfctr_core.o_shipped]")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks that the cores distinguish processor architectures in their `arch` modules alone: nothing
+//! Checks that the cores distinguish processor architectures only in their `arch` modules. Nothing
 //! else in them names x86's instructions and registers, not even a comment.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks words of Rust code: `unsafe` is only where it is allowed, `unwrap` only in tests, and no
-//! floor of this program uses one above it.
+//! Checks words of Rust code: `unsafe` is only where it is allowed, `unwrap` is only in tests, and
+//! no floor of this program uses one above it.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ fn is_test(name: &str) -> bool {
     is_folder || name.ends_with("/tests.rs") || name.ends_with("/testing.rs")
 }
 
-/// Finds what a file of one floor uses of those above it.
+/// Finds where a file of one floor uses a floor above it.
 fn floor_faults(name: &str, words: &[Word], floors: &[String]) -> Vec<String> {
     let Some(inside) = name.strip_prefix("xtask/src/") else { return Vec::new() };
     let Some(own) = floors.iter().position(|floor| inside.starts_with(&format!("{floor}/"))) else {

@@ -18,7 +18,7 @@ pub struct Dependencies {
     others: Option<BTreeSet<String>>,
 }
 
-/// Compares every manifest with what is allowed. What is allowed has to be needed, too.
+/// Compares every manifest with the allowed dependencies. Each allowed one has to be needed, too.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, Dependencies>) -> Result<Vec<String>> {
     let mut manifests = Vec::new();
     for (name, text) in tree.files(&["toml"])? {

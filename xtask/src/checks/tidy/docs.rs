@@ -59,13 +59,13 @@ fn link_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Result<Vec<St
     Ok(faults)
 }
 
-/// Returns whether a document tells what was, and so may name what is gone.
+/// Returns whether a document describes the past, and so may name files that are gone.
 fn is_history(name: &str) -> bool {
     name.starts_with("docs/adr/") || name == "CHANGELOG.md"
 }
 
-/// Finds paths in the text, which are set as code and start with one of the project's folders, that
-/// name no file or folder of the project.
+/// Finds paths in the text that name no file or folder of the project. Such a path is set as code
+/// and starts with one of the project's folders.
 fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
     let folders: BTreeSet<&str> =
         tree.names.iter().filter_map(|name| Some(name.split_once('/')?.0)).collect();
@@ -73,7 +73,7 @@ fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
     for (number, line) in (1..).zip(text.lines()) {
         for path in quoted(line) {
             let starts_in = path.split_once('/').is_some_and(|(top, _)| folders.contains(top));
-            // It is neither a command nor a pattern.
+            // The text must be neither a command nor a pattern.
             let is_plain = !path.contains([' ', '*', '{', '<', '$']) && !path.contains("NAME");
             if starts_in && is_plain && !exists(tree, Path::new(&path)) {
                 faults.push(format!("{name}:{number}: there is no {path}"));
@@ -119,7 +119,7 @@ fn has_heading(tree: &Tree, path: &Path, anchor: &str) -> Result<bool> {
         .any(|line| anchor_of(line.trim_start_matches('#')) == anchor))
 }
 
-/// Compares each table of files or folders with the files or folders that there are.
+/// Compares each table of files or folders with those that exist.
 fn table_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let mut lines = (1..).zip(text.lines()).peekable();
@@ -152,7 +152,7 @@ fn table_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Vec<String> 
     faults
 }
 
-/// Returns what a table of this folder must name, and what it may name.
+/// Returns the names that a table of this folder must have, and those that it may have.
 fn inventory(tree: &Tree, folder: &Path, folders: bool) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut needed, mut known) = (BTreeSet::new(), BTreeSet::new());
     for name in &tree.names {

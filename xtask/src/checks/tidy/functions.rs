@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks that no function is longer than what fits on a screen.
+//! Checks that no function is longer than a screen.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Tree, kind};
 /// The longest function, in lines from its signature to its closing brace.
 const LINES: usize = 70;
 
-/// Looks at Rust and C. `allowed` are longer functions as `FILE: NAME`.
+/// Checks Rust and C. `allowed` has longer functions as `FILE: NAME`.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     let mut excused = Vec::new();
@@ -77,7 +77,7 @@ impl<'ast> Visit<'ast> for Lengths {
 /// whose braces are in column 1.
 fn of_c(text: &str) -> Vec<(String, usize)> {
     let mut functions = Vec::new();
-    // The last line that starts something, which is the signature once a brace follows.
+    // The last line that starts something. It is the signature if a brace follows.
     let mut start = (0, "");
     let mut is_inside = false;
     for (number, line) in text.lines().enumerate() {

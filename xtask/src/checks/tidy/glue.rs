@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks that the C around the module's core stays small: what decides belongs in the core. Checks
-//! that the C around both cores uses nothing that would be wrong there and pass every test.
+//! Checks that the C around the module's core stays small, since decisions belong in the core. Also
+//! checks that the C around both cores uses no function that would be wrong there and yet pass
+//! every test.
 
 use anyhow::Result;
 
@@ -32,8 +33,9 @@ const BANNED: [Banned; 2] = [
     },
 ];
 
-/// Returns whether the word reads the calling thread's subjective credentials, by which the kernel
-/// judges what a thread does for the moment, and not what it is. To charge memory by them is right.
+/// Returns whether the word reads the calling thread's subjective credentials. By these the kernel
+/// judges what a thread may do at the moment, and not whose it is. Charging memory by them is
+/// right.
 fn is_subjective(word: &str) -> bool {
     matches!(word, "->cred" | ".cred")
         || word.strip_prefix("current_").is_some_and(|what| {
@@ -103,8 +105,8 @@ fn lines_of_code(text: &str) -> usize {
     code(text).iter().filter(|line| !line.trim().is_empty()).count()
 }
 
-/// Returns each line without what is comment in it. The glue has no comments of the other form, and
-/// no string in which a comment could seem to begin.
+/// Returns each line without its comments. The glue has only comments of one form, and no string in
+/// which a comment could seem to begin.
 fn code(text: &str) -> Vec<String> {
     let mut is_comment = false;
     let without_comments = |line: &str| {

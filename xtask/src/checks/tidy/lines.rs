@@ -11,7 +11,7 @@ const LICENCE: &str = "SPDX-License-Identifier: MIT OR GPL-2.0-only";
 /// The widest line, in characters.
 const COLUMNS: usize = 100;
 
-/// The kinds of files that the rules are for. Texts and data have no such rules.
+/// The kinds of files to which the rules apply. Texts and data have no such rules.
 const SOURCES: &[&str] = &["rs", "c", "h", "cc", "cpp", "hpp", "S", "sh", "py"];
 
 pub fn faults(tree: &Tree) -> Result<Vec<String>> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks house rules that no other tool knows. What they allow, and every exception with its
-//! reason, is in `xtask/tidy.toml`.
+//! Checks house rules that no other tool knows. `xtask/tidy.toml` has what they allow, and every
+//! exception with its reason.
 
 mod arch;
 mod circles;
@@ -70,7 +70,7 @@ impl Tree {
     }
 }
 
-/// Says whether a program has written the file, as its first lines say then.
+/// Returns whether a program has written the file, as the first lines of such a file say.
 pub fn is_generated(text: &str) -> bool {
     text.lines().take(5).any(|line| line.contains("Generated from"))
 }
@@ -102,7 +102,7 @@ pub fn check() -> Result<()> {
 
 #[cfg(test)]
 impl Tree {
-    /// Makes a directory with these files, in which a test plants faults.
+    /// Makes a directory with these files, which contain a test's faults.
     fn planted(name: &str, files: &[(&str, &str)]) -> Self {
         let root = std::env::temp_dir().join(format!("xtask-tidy-{name}-{}", std::process::id()));
         for (name, text) in files {

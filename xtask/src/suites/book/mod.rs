@@ -36,8 +36,8 @@ const ANY: &str = "...";
 /// The page that is not a chapter: the table of contents.
 const CONTENTS: &str = "SUMMARY.md";
 
-/// Boots in the long run each machine, and those of the walk from README.md to a picture. The usual
-/// run looks at the text only.
+/// In the long run, boots each machine, and the machines of the walk from README.md to a picture.
+/// The usual run only checks the text.
 pub fn run(report: &mut Report) -> Result<()> {
     let pages = pages()?;
     report.test("each page is in the table of contents, and each block has a machine", || {
@@ -176,8 +176,8 @@ fn blocks((page, text): &Page) -> Result<Vec<Command<'_>>> {
     Ok(commands)
 }
 
-/// Has a machine run the commands, each page's in a directory of its own. Returns the directory
-/// with what they have left.
+/// Makes a machine run the commands, each page's in a directory of its own. Returns the directory
+/// with the files that they have left.
 fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<PathBuf> {
     let mut script = "PATH=/work:$PATH\nmkdir -p /out\n".to_owned();
     for (n, Command { page, typed, .. }) in commands.iter().enumerate() {
@@ -209,8 +209,8 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
 }
 
 impl Command<'_> {
-    /// Fails if the command has not succeeded, or if it has printed into the file something else
-    /// than the book shows.
+    /// Fails if the command has not succeeded, or if the output in the file differs from the
+    /// book's.
     fn compare(&self, printed: &Path) -> Result<()> {
         let text = fs::read_to_string(printed).with_context(|| printed.display().to_string())?;
         let output = |lines: &str| format!("{}\n{lines}", self.shown.join("\n"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tries the faults that `cargo test` must notice.
 //!
-//! The tests of the copy are built once. Each fault is tried with the tests of its own crate first.
+//! The tests of the copy are built once. Each fault is first tried with the tests of its own crate.
 //! If they do not notice it, the tests of the crates that use this crate most are run.
 
 use std::collections::BTreeSet;
@@ -24,12 +24,13 @@ const USERS: [(&str, &[&str]); 4] = [
     ("perfctr-gate", &["perfctr"]),
 ];
 
-/// How long a test program may take whose time is not known, before it is taken to hang. Those of
-/// the command take ten seconds on a quiet machine, and many more beside machines that boot.
+/// How long a test program with an unknown time may take before it is considered hung. The
+/// command's test programs take ten seconds on a quiet machine, and much longer beside machines
+/// that boot.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How many times as long as without a fault a program may take with one, and how long it may take
-/// in any case: a busy machine must not look like a fault that was noticed.
+/// How many times longer a program may take with a fault than without one, and how long it may take
+/// in any case. A busy machine must not look like a fault that was noticed.
 const SLOWER: u32 = 10;
 const PATIENCE_MIN: Duration = Duration::from_secs(60);
 

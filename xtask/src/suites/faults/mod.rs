@@ -72,7 +72,7 @@ impl Choice {
     }
 }
 
-/// What has become of a fault.
+/// The result for a fault.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     /// This test has noticed it, or whatever else the text says.

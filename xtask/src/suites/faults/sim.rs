@@ -30,7 +30,7 @@ pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     Ok(verdicts)
 }
 
-/// Returns what the simulator says after a fault's name, with the gaps of its table closed.
+/// Returns the simulator's text after a fault's name, without the gaps of its table.
 fn words(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().skip(1).collect();
     match words[..] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tries the faults that a suite which boots the testbed must notice: those in C, and those between
-//! parts that only meet there.
+//! Tries the faults that must be noticed by a suite which boots the testbed: faults in C, and
+//! faults between parts that only meet there.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -70,7 +70,7 @@ enum Ended {
 }
 
 /// Runs a command until it ends, or until it prints that the named test has failed. The emulator
-/// ends with the process that has started it.
+/// ends together with the process that has started it.
 fn run_until(command: &mut Command, test: &str) -> Result<Ended> {
     let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().context("the suite")?;
@@ -95,9 +95,9 @@ fn run_until(command: &mut Command, test: &str) -> Result<Ended> {
     Ok(Ended::Failed(printed))
 }
 
-/// Returns the name of the failed test, if a line of a suite or of a program of `tests/vm` says
-/// that one has failed. A suite that fails as a whole has noticed nothing: the fault does not
-/// compile, or the guest does not come up.
+/// Returns the name of the failed test, if a line of a suite or of a program of `tests/vm` reports
+/// one. A suite that fails as a whole has noticed nothing: the fault does not compile, or the guest
+/// does not come up.
 fn failed(line: &str) -> Option<&str> {
     let test = line.trim_start().strip_prefix("FAILED ")?.trim();
     (!test.contains(WHOLE)).then_some(test)

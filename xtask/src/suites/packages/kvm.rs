@@ -46,7 +46,8 @@ const KERNELS_OWN: [&str; 4] = [
     "arch/x86/kvm/kvm-amd.ko",
 ];
 
-/// How much of what systemd rates the unit may be exposed to, at most. Unit: tenths of its points.
+/// systemd rates a unit's exposure. This is the most that the unit may have. Unit: tenths of
+/// systemd's points.
 const EXPOSURE_MAX: u32 = 15;
 
 /// Takes a host with Debian's KVM to one with ours, and back. In the long tier the host is booted
@@ -119,8 +120,8 @@ fn install_ours(debian: &Chroot, now: &Built, release: &str) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless the modules of each package are for the kernel in its name, and it depends on one
-/// version of that.
+/// Fails unless the modules of each package are for the kernel in its name, and the package depends
+/// on one version of that kernel.
 fn check_kernel_of_each(debian: &Chroot, now: &Built) -> Result<()> {
     debian.put(&now.debs, "debs")?;
     let prefix = kvm::package("");
@@ -143,8 +144,8 @@ fn check_kernel_of_each(debian: &Chroot, now: &Built) -> Result<()> {
     Ok(())
 }
 
-/// Returns those modules, each with its options, that a kernel of this release would load for
-/// KVM on AMD, and that are not the kernel's own.
+/// Returns the modules, each with its options, that a kernel of this release would load for KVM on
+/// AMD, and that are not the kernel's own.
 fn modules_that_would_load(debian: &Chroot, release: &str) -> Result<Vec<String>> {
     let printed = debian.run(&format!("modprobe -S {release} --show-depends kvm-amd"))?;
     let modules: Option<Vec<&str>> =
@@ -155,7 +156,7 @@ fn modules_that_would_load(debian: &Chroot, release: &str) -> Result<Vec<String>
     Ok(modules.into_iter().filter(is_ours).map(|module| module.trim().to_owned()).collect())
 }
 
-/// Signs the modules with the commands of the book, but for those that ask the firmware.
+/// Signs the modules with the commands of the book, without those that need the firmware.
 fn sign_as_the_book_says(debian: &Chroot, kernel: &Kernel) -> Result<()> {
     let page = fs::read_to_string(sh::project().join(PAGE))?;
     let (_, after) = page.split_once("openssl req").context("the page makes no key")?;
@@ -178,8 +179,9 @@ const GUESTS_LINUX: &str = "console=ttyS0 panic=-1 oops=panic quiet nmi_watchdog
 /// The ports of a virtual machine, each of which is a file of the host's.
 const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 
-/// What the host executes when it has been booted. One machine is libvirt's, and its name is in the
-/// file from the start; the other one is QEMU's alone, and its name is written there while it runs.
+/// The script that the host executes after it has booted. One machine is libvirt's, and its name is
+/// in the file from the start. The other one is QEMU's alone, and its name is in the file while it
+/// runs.
 const HOST: &str = r#"
 wait_for() {
     for n in $(seq 200); do
@@ -263,8 +265,8 @@ fn count_in_machines(report: &mut Report, debian: &Chroot, kernel: &Kernel) -> R
     Ok(())
 }
 
-/// Describes a run of the host, which has what its virtual machines are booted from. Files of the
-/// run are made in `work`.
+/// Describes a run of the host, with the files from which its virtual machines are booted. Files of
+/// the run are made in `work`.
 fn host(debian: &Chroot, kernel: &Kernel, work: &Path) -> Result<Spec> {
     let [system, initrd] = ["system", "initrd"].map(|name| work.join(name));
     pack_system(debian, &["./usr/lib/modules/*/kernel", "./boot/[!S]*"], &system)?;

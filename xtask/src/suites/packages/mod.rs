@@ -180,9 +180,9 @@ fn install_files(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
     debian.run(&format!("{INSTALL} /debs/*.deb")).map(drop)
 }
 
-/// Installs packages with the command of a page of the book that names this package, as in
-/// `apt install ./perfctr_*.deb`. Each of `known` is a part of that command and what replaces it,
-/// such as `$(uname -r)` and a release. Returns what is printed.
+/// Installs packages with the command of a page of the book that names this package, as in `apt
+/// install ./perfctr_*.deb`. Each of `known` has a part of that command, such as `$(uname -r)`, and
+/// its replacement, such as a release. Returns the output.
 fn install_as(
     debian: &Chroot,
     debs: &[PathBuf],
@@ -260,9 +260,9 @@ fn files(debian: &Chroot) -> Result<()> {
     Ok(())
 }
 
-/// Compiles a C program for each library with the shared and with the static one by what pkg-config
-/// says, and runs all. They find no device here, nor does Python. The book's program for C stays,
-/// as `program/squares`.
+/// Compiles a C program for each library, with the shared and with the static one, by the answers
+/// of pkg-config, and runs all. They find no device here, and neither does Python. The book's
+/// program for C stays, as `program/squares`.
 fn programs(debian: &Chroot, work: &Path) -> Result<()> {
     fs::create_dir_all(work.with_extension("program"))?;
     let [packages, squares, page] = ["packages.c", "squares.c", "page.py"]
@@ -326,7 +326,7 @@ const SQUARES: &str = "332833500: ";
 /// How the line with PAPI's count begins.
 const PAPI_COUNT: &str = "PAPI_TOT_INS : ";
 
-/// What a machine that boots a system's files does not need of them.
+/// Files of a system that a machine does not need to boot it.
 const NOT_BOOTED: &[&str] = &[
     "./debs",
     "./proc",
@@ -354,9 +354,8 @@ fn pack_system(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()>
     debian.run("rm system.cpio").map(drop)
 }
 
-/// Boots a guest from the system's files, and counts there, also with what [`programs`] has made.
-/// The hypervisor is that of the packages, too, with these arguments if they are not the usual
-/// ones.
+/// Boots a guest from the system's files, and counts there, also with the programs of [`programs`].
+/// The hypervisor is also the packages' own. It has these arguments if they are not the usual ones.
 fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
@@ -412,8 +411,8 @@ fn inventory(debian: &Chroot) -> Result<String> {
     )
 }
 
-/// Purges these packages. Fails if anything then differs from before the first installation, but
-/// for the other kernel if there is one.
+/// Purges these packages. Fails if anything then differs from the state before the first
+/// installation, except for the other kernel if there is one.
 fn purged(debian: &Chroot, packages: &[&str], other: Option<&Other>, before: &str) -> Result<()> {
     debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {}", packages.join(" ")))?;
     let other = other.map(|other| other.release.trim_end_matches("-amd64"));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what a release has beside the packages: sources that anybody can build the packages from.
+//! Tests the files of a release beside the packages: sources from which anybody can build the
+//! packages.
 
 use std::fs;
 
@@ -15,7 +16,7 @@ use crate::tools::chroot::Chroot;
 /// The directory in the system that builds with Debian's sources of Xen, in the form of a mirror.
 const MIRROR: &str = "/srv/mirror";
 
-/// A script that makes a mirror of the files in its pool, and has apt use no other one.
+/// A script that makes a mirror of the files in its pool, and makes apt use only this one.
 const MAKE_MIRROR: &str = "
 cd /srv/mirror
 mkdir -p dists/bookworm/main/source dists/bookworm/main/binary-amd64

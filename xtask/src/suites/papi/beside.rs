@@ -16,8 +16,9 @@ use crate::artefacts::papi::{Component, Papi};
 use crate::suites::report::{Report, Volume};
 use crate::tools::sh;
 
-/// Tests that take seconds and show each way of counting: exact counts and overflows of threads,
-/// two events that overflow, profiles, events in turns, other processes, children, CPUs and modes.
+/// Tests that take seconds, and together cover each way of counting: exact counts and overflows of
+/// threads, two events that overflow, profiles, events in turns, other processes, children, CPUs
+/// and modes.
 const SMALL: Group = (
     DISTURBED,
     "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile \
@@ -27,7 +28,7 @@ const SMALL: Group = (
 /// The head of the document's table.
 const DOCUMENTED: &str = "| does not pass on either | why |\n|---|---|\n";
 
-/// What has become of one test.
+/// The results of one test.
 #[derive(Debug, Serialize)]
 struct Row {
     test: String,
@@ -44,7 +45,7 @@ impl Row {
     }
 }
 
-/// What has become of each test on both machines, and of each machine that has failed as a whole.
+/// The results of each test on both machines, and of each machine that has failed as a whole.
 #[derive(Debug, Default, Serialize)]
 pub struct Beside {
     rows: Vec<Row>,
@@ -69,7 +70,7 @@ impl Beside {
         Ok(())
     }
 
-    /// Says whether everything that passes on the bare machine passes in the guest.
+    /// Returns whether everything that passes on the bare machine passes in the guest.
     pub fn is_good(&self) -> bool {
         self.failures.is_empty() && self.rows.iter().all(|row| row.check().is_ok())
     }

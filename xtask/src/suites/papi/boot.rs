@@ -17,8 +17,8 @@ const TEST_SECONDS: u64 = 3_000;
 /// How long all tests of a group may run.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(7_200);
 
-/// Programs that want the CPUs as much as the test does: host and guest then preempt and migrate
-/// what is counted.
+/// The number of programs that compete with the test for the CPUs. So host and guest preempt and
+/// migrate the counted threads.
 const LOAD: &str = "6";
 
 /// The group whose counts must be exact under load, and while vCPUs are moved.

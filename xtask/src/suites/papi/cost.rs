@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Measures what a reading costs: by PAPI on these counters and on Linux' own, and by the C
+//! Measures the cost of a reading: by PAPI on these counters and on Linux' own, and by the C
 //! library.
 
 use std::fs;
@@ -46,7 +46,7 @@ fn debian() -> Result<PathBuf> {
 
 /// Runs the program on a machine; `libraries` are files, or directories of files.
 fn measure(what: &str, topology: &str, program: &Path, libraries: &[&Path]) -> Result<()> {
-    // Debian keeps perf events from everybody but the superuser, and PAPI takes its word for it.
+    // Debian forbids perf events to everybody but the superuser, and PAPI believes its setting.
     let script =
         "echo -1 >/proc/sys/kernel/perf_event_paranoid; LD_LIBRARY_PATH=/work/lib /work/cost";
     let mut spec = Spec::new(topology, ["sh", "-c", script])?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `cargo xtask papi`: PAPI's own tests, in the guest, on the project's counters.
 //!
-//! PAPI 7.0.0 is built from Debian's source package against the installed C library, with one line
-//! inserted that its perfctr component needs to start. Its test programs are linked to shared
+//! PAPI 7.0.0 is built from Debian's source package against the installed C library, with one
+//! inserted line that its perfctr component needs to start. Its test programs are linked to shared
 //! libraries, so a change in the C library needs no new PAPI. A later PAPI, which counts through
-//! Linux's perf, is built as it is, and its tests run on the bare machine as well.
+//! Linux's perf, is built without changes, and its tests also run on the bare machine.
 
 mod beside;
 mod boot;

@@ -40,24 +40,24 @@ const NOISE: &[&str] = &[
 /// How the tests that cannot pass end: PAPI itself has found them failed.
 const FAILED: &str = "exit status 1";
 
-/// A test of which the true values of every `PAPI_TOT_INS` are known.
+/// A test for which the true values of every `PAPI_TOT_INS` are known.
 struct Exact {
     component: Component,
     test: &'static str,
-    /// What its processes and threads execute, in `UNIT`s, in ascending order. One of these lists
-    /// has to fit.
+    /// The instructions of its processes and threads, in `UNIT`s, in ascending order. One of these
+    /// lists has to fit.
     executed: &'static [&'static [u64]],
-    /// What PAPI itself executes between starting the counters and reading them: at least one
-    /// instruction, and at most this many.
+    /// The instructions of PAPI itself between starting the counters and reading them: at least
+    /// one, and at most this many.
     rest: u64,
 }
 
 /// Half a million iterations of PAPI's loop, of 10 instructions each.
 const UNIT: u64 = 5_000_000;
 
-/// The instructions that are executed in addition if a thread is switched in the middle of a
-/// reading of two counters, which then begins anew. `overflow_exact` prints how many. Two such
-/// readings are allowed for. In the guest, perf's events are read by a system call.
+/// The additional instructions if a thread is switched in the middle of a reading of two counters,
+/// which then begins anew. `overflow_exact` prints how many. Two such readings are allowed. In the
+/// guest, perf's events are read by a system call.
 const DISTURBED: u64 = 2 * 120;
 
 /// What the threads of `zero_pthreads` execute. The first one reads how often to loop from a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Compares what Debian's perf finds in the file of a host's profile with what `perfctr report`
-//! finds in the profile.
+//! finds in the profile itself.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,8 +37,8 @@ impl Bench {
         self.compare(&profile(module, starts), |function| format!("{function} [xen]"))
     }
 
-    /// Compares a profile whose functions of the hypervisor are in a file, and has perf notice that
-    /// there is another file.
+    /// Compares a profile whose hypervisor functions are in a file, and makes perf notice a
+    /// different file.
     pub fn host_by_file(&self) -> Result<()> {
         self.link("0xffff82d040200000")?;
         let path = self.dir.join(FILE);
@@ -80,7 +80,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Has perf report what perfctr has written, with these words.
+    /// Makes perf report the file that perfctr has written, with these words.
     fn perf_report(&self, words: &[&str]) -> Result<String> {
         let mut perf = cmd("perf", words);
         perf.args(["-i", "host.data", "--stdio", "-n", "--sort", "comm,sym"]);
@@ -94,7 +94,7 @@ impl Bench {
         sh::output(&mut self.perfctr(&write))?;
         let table = ["report", "-i", "host.profile", "-s", "thread,layer,symbol"];
         let ours = rows(&sh::output(&mut self.perfctr(&table))?, name)?;
-        // Those who want guests, too, ask for them.
+        // Those who also want guests ask for them.
         let guest = |key: &(String, char, Option<String>)| matches!(key.1, 'g' | 'u');
         ensure!(ours.keys().any(guest), "no guest in {ours:?}");
         let report = self.perf_report(&["kvm", "--host", "--guest", "report"])?;

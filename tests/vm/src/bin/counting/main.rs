@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Competing threads read their own counters while everything moves under them, and every reading
+//! Competing threads read their own counters while threads and vCPUs are moved, and every reading
 //! is compared with the truth.
 //!
 //! There are two phases. In the first all threads have *equal* configurations, so no hypercall is
 //! needed. In the second they have *mixed* ones, which need the same counters for different events.
-//! In both some threads are pinned and some are moved between vCPUs, and the vCPUs are moved
+//! In both phases some threads are pinned and some are moved between vCPUs, and the vCPUs are moved
 //! between physical CPUs.  After the phases there are threads that do nothing but switch, on vCPUs
 //! that are preempted meanwhile.
 
@@ -58,7 +58,7 @@ struct Options {
     report: Option<PathBuf>,
 }
 
-/// What the module and the driver have counted up to one moment between phases.
+/// The numbers that the module and the driver have counted up to a moment between phases.
 struct Marks {
     hypervisor: HvStats,
     module: ModuleStats,
@@ -66,7 +66,7 @@ struct Marks {
 }
 
 impl Marks {
-    /// Visits every CPU, comes back, and takes the numbers.
+    /// Visits every CPU, comes back, and reads the numbers.
     fn take(host: &dyn Host, session: &Session, cpus: &[usize]) -> Result<Self> {
         let vcpus = VcpuTimes::take(host, session, cpus)?;
         run_on(SELF, cpus)?;
@@ -139,7 +139,7 @@ fn run(
         scope.spawn(move || disturb::vcpus(host, cpus, options.pcpus, options.seed, stop));
         let marks = phases(&gate, || Marks::take(host, session, cpus)).unwrap_or_else(|error| {
             eprintln!("{error:#}");
-            // The workers wait at the gate.
+            // The workers wait at the gate, so this ends the process.
             std::process::exit(1)
         });
         stop.store(true, Ordering::Relaxed);
@@ -147,7 +147,7 @@ fn run(
     })
 }
 
-/// Lets the workers through one phase after the other, with a mark around each.
+/// Lets the workers through one phase after the other, with a mark before, between and after them.
 fn phases(gate: &Barrier, mark: impl Fn() -> Result<Marks>) -> Result<[Marks; 3]> {
     let before = mark()?;
     gate.wait();

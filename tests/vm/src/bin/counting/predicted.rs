@@ -60,7 +60,7 @@ impl Totals {
 }
 
 impl Predicted {
-    /// Steps through all that the workers do.
+    /// Steps through everything that the workers execute.
     pub fn find() -> Result<Self> {
         let regions =
             Overhead::of_all::<4>(SHORT.executed(), |session| measure(session, SHORT, &mut 0))?;

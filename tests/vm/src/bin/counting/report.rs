@@ -43,7 +43,7 @@ const EVENTS: [CountedEvent; 3] = [
 ];
 
 impl CountedEvent {
-    /// Returns the overhead of the counter that is looked at.
+    /// Returns the overhead of this event's counter in a read of four counters.
     fn of_reads_4<'a>(&self, predicted: &'a Predicted) -> &'a Overhead {
         let (first, third) = &predicted.reads_4;
         if self.name == "instr" { first } else { third }
@@ -58,8 +58,8 @@ const COST_VCPU_SWITCH_RINGS: f64 = 540.0;
 const COST_TOGGLE: f64 = 105.0;
 /// What the module executes at a switch of threads. Unit: instructions.
 const COST_THREAD_SWITCH: f64 = 330.0;
-/// The factor by which a measurement may differ. Compilers differ, and what is switched differs
-/// from run to run.
+/// The factor by which a measurement may differ. Compilers differ, and each run switches other
+/// things.
 const COST_BAND: f64 = 1.5;
 
 /// The least number of reads that have to be retried.
@@ -72,9 +72,9 @@ pub struct Report {
     values: Map<String, Value>,
     /// The table of truth against reading, line by line.
     table: Vec<String>,
-    /// What is wrong. It is empty if all is well.
+    /// The faults. There are none if all is well.
     complaints: Vec<String>,
-    /// Details for whoever looks for the reason.
+    /// Details for people who look for the reason of a fault.
     details: Vec<String>,
 }
 
@@ -157,7 +157,7 @@ impl Report {
     fn exactness(&mut self, event: &CountedEvent, predicted: &Predicted, log: &Log) {
         let mut all = log.equal.clone();
         all.merge(&log.mixed);
-        // From start to stop, retries are the only overhead beside the true counts.
+        // From start to stop, only retries add to the true counts.
         let totals = Overhead { once: Executed::default(), ..predicted.regions };
         let regions = self.judge(event, "all regions", &all.plain, &predicted.regions);
         let kinds = |kinds: &Kinds| kinds.plain.clone();
@@ -173,7 +173,7 @@ impl Report {
             ("adjoining reads without the TSC", &log.counts_1, &predicted.counts_1),
             ("adjoining reads of 4 counters", &log.reads_4, event.of_reads_4(predicted)),
         ] {
-            // In adjoining reads only some counters are looked at.
+            // Adjoining reads are recorded only for some events.
             if (event.histogram)(series).readings() == 0 && name.starts_with("adjoining") {
                 continue;
             }
@@ -192,7 +192,7 @@ impl Report {
         self.set(&format!("{name}_total_error_max"), total.map(|total| total.error_max));
     }
 
-    /// Judges what reads cost, and how they went.
+    /// Judges the cost of reads, and how often they had to be retried.
     fn reads(&mut self, predicted: &Predicted, log: &Log) {
         for (what, overhead) in [
             ("1", &predicted.reads_1),
@@ -244,7 +244,7 @@ impl Report {
         Some(verdict)
     }
 
-    /// Judges whether the hard cases occurred.
+    /// Judges whether the hard cases have occurred.
     fn disturbances(&mut self, log: &Log, [before, _, after]: &[Marks; 3]) -> Result<()> {
         let vcpus = after.vcpus.since(&before.vcpus);
         self.occurred(
@@ -293,7 +293,7 @@ impl Report {
         Ok(())
     }
 
-    /// Judges what driver and module execute, per switch and per read.
+    /// Judges what the driver and the module execute, per switch and per read.
     fn costs(&mut self, [before, between, _]: &[Marks; 3]) -> Result<()> {
         let switch = Cost::between(
             &before.hypervisor,
@@ -311,7 +311,8 @@ impl Report {
             "the hypervisor wrote MSRs at switches although the configuration did not change",
         );
         if !self.is_pv {
-            // There are no toggles, and no counter of user mode counts the module's instructions.
+            // There are no changes of mode, and no counter of user mode counts the module's
+            // instructions.
             return Ok(());
         }
         let toggle =
@@ -352,7 +353,7 @@ impl Report {
         self.set("threads_tsc", threads.min_tsc);
         self.set("threads_clock_ns", threads.clock_ns);
         self.set("thread_tsc_excess_ns", threads.worst_ns);
-        // Every tick of a thread is one of a vCPU's.
+        // Every tick of a thread is also a tick of a vCPU.
         let threads_tsc = threads.min_tsc;
         self.demand(
             0 < threads_tsc && threads_tsc <= vcpus_tsc,

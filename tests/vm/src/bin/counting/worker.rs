@@ -25,7 +25,7 @@ use vm_tests::time::{Elapsed, ThreadTime};
 
 use crate::predicted::Totals;
 
-/// What a thread is to do.
+/// The work of a thread.
 pub struct Plan<'a> {
     pub id: usize,
     /// Measured regions per phase.  The second has more if hard cases are rare on this machine.
@@ -42,8 +42,8 @@ pub struct Plan<'a> {
     pub movable: &'a Mutex<Vec<Pid>>,
     /// What is executed from start to stop, without regions.
     pub totals: Totals,
-    /// Whether the hypervisor notices whatever the kernel does in the middle of a read, so that the
-    /// read starts over.
+    /// Whether the hypervisor notices everything that the kernel does in the middle of a read, so
+    /// that the read starts over.
     pub is_pv: bool,
 }
 
@@ -78,7 +78,7 @@ impl Series {
 /// Readings of regions, by what happens in them.
 #[derive(Clone, Debug, Default)]
 pub struct Kinds {
-    /// The code asks for nothing, but there is a page fault in some.
+    /// Regions that ask the kernel for nothing, though some have a page fault.
     pub plain: Series,
     /// System calls.
     pub system_calls: Series,
@@ -115,7 +115,7 @@ pub struct Log {
     pub counts_1: Series,
     /// Pairs of reads of four counters.
     pub reads_4: Series,
-    /// Regions measured.
+    /// The number of regions that were measured.
     pub regions: u64,
     /// How often each of [`CASES`] happened in the middle of regions.
     pub inside: Inside,
@@ -153,8 +153,8 @@ impl Log {
 }
 
 /// What may happen in the middle of a region: a page fault; several timer ticks, judged by the time
-/// that the thread executed; the thread is preempted, or moved to another vCPU; the vCPU on which
-/// it stays is preempted, or moved to another physical CPU.
+/// that the thread executed; a preemption of the thread, or its move to another vCPU; a preemption
+/// of the vCPU on which it stays, or that vCPU's move to another physical CPU.
 pub const CASES: [&str; 6] =
     ["page_fault", "ticks", "thread_switch", "thread_migration", "vcpu_switch", "vcpu_migration"];
 
@@ -186,7 +186,7 @@ fn add(sums: &mut Inside, more: &Inside) {
     }
 }
 
-/// How often a thread was switched in and moved so far, and the vCPU that it is on.
+/// How often a thread was switched in and moved so far, and the vCPU on which it is.
 struct Moves {
     thread: [u64; 2],
     vcpu: [u64; 2],
@@ -263,17 +263,17 @@ const MIXED: [Configuration; 3] = [
 /// The number of times that each thread counts from a start to a stop.
 const TOTALS: u64 = 3;
 
-/// How long the second phase may continue until hard cases were seen often enough: a quick machine
-/// has measured its regions before many have occurred.
+/// How long the second phase may continue until each hard case has occurred often enough. A quick
+/// machine measures its regions before many have occurred.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Debian's kernels tick 250 times a second, so a region of this length has several in it.
 const TICKS_MS: u64 = 12;
 
-/// The kind of a region that does nothing special, whatever that is.
+/// The kind of a region that does nothing special. No number of a special kind is equal to it.
 const PLAIN: u64 = u64::MAX;
 
-/// The length of regions that are meant to last for several ticks: at first, and at most.
+/// The length of regions that should last for several ticks: at first, and at most.
 const LONG_ITERATIONS: u64 = 4_000_000;
 const LONG_ITERATIONS_MAX: u64 = 64 * LONG_ITERATIONS;
 
@@ -281,7 +281,7 @@ const LONG_ITERATIONS_MAX: u64 = 64 * LONG_ITERATIONS;
 pub fn run(plan: &Plan<'_>) -> Result<Log> {
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&EQUAL.map(|(event, _)| event))?;
-    // Once the configuration is loaded on every vCPU no hypercall is needed any more.
+    // Once every vCPU has loaded the configuration, no hypercall is needed any more.
     for &cpu in plan.cpus {
         run_on(SELF, &[cpu])?;
     }
@@ -332,7 +332,7 @@ struct Worker {
     pages: FreshPages,
     /// The memory to which regions without a page fault store.
     warm: u8,
-    /// The iterations of a region that is meant to last for several ticks.
+    /// The iterations of a region that should last for several ticks.
     long: u64,
     ticks_tsc: u64,
     log: Log,
@@ -409,8 +409,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Picks a region at random: mostly a short one, whose readings are close together and so are
-    /// often retried. Some are likely to be hit by a switch, and eight last for several ticks.
+    /// Picks a region at random. Most are short: their readings are close together, so they are
+    /// often retried. Some are long enough to be hit by a switch, and eight last for several ticks.
     fn random_region(&mut self, n: u64, regions: u64) -> Region {
         let iterations = match self.rng.between(0, 10) {
             _ if is_long(n, regions) => self.long,
@@ -421,8 +421,8 @@ impl Worker {
         Region::random(&mut self.rng, iterations)
     }
 
-    /// Measures a region, or something that goes through the kernel, and notes what happened in
-    /// its middle.
+    /// Measures a region, or something that enters the kernel, and notes what happened in the
+    /// middle.
     fn region(
         &mut self,
         session: &Session,
@@ -482,7 +482,7 @@ impl Worker {
     }
 }
 
-/// Returns whether the `n`th of this many regions is meant to last for several ticks.
+/// Returns whether the `n`th of this many regions should last for several ticks.
 fn is_long(n: u64, regions: u64) -> bool {
     n.is_multiple_of((regions / 8).max(1))
 }

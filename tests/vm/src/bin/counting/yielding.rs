@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs threads that switch all the time, on vCPUs that are preempted all the time, so that many
-//! are preempted while the guest's kernel samples their counters.
+//! Runs threads that switch all the time, on vCPUs that are preempted all the time. So many of
+//! these vCPUs are preempted while the guest's kernel samples counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -32,9 +32,9 @@ pub struct Outcome {
     pub retries: u64,
 }
 
-/// Runs the threads while the host takes each vCPU from its physical CPU as often as it can, since
-/// other vCPUs wait for it. Kernels later than Linux 6.1 have no more vCPUs in the control domain
-/// than there are physical CPUs, so not all of these CPUs may be used.
+/// Runs the threads while the host preempts each vCPU as often as it can, since other vCPUs wait
+/// for its physical CPU. With kernels later than Linux 6.1 the control domain has no more vCPUs
+/// than there are physical CPUs, so the threads may use only some of these CPUs.
 pub fn run(host: &dyn Host, cpus: &[usize]) -> Result<Outcome> {
     let place = |pcpus| cpus.iter().try_for_each(|&cpu| host.set_affinity(cpu as u32, pcpus));
     place((1 << (cpus.len() / 2).max(1)) - 1)?;

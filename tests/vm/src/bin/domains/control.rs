@@ -39,7 +39,7 @@ struct Domain {
     preempted: u64,
 }
 
-/// Creates a domain of each kind, HVM only if that is wanted, and prints each count of each scene.
+/// Creates a domain of each kind, HVM only if that is wanted, and prints the counts of each scene.
 pub fn run(commands: &Path, hvm: bool) -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     toolstack::start()?;
@@ -105,14 +105,14 @@ impl Domain {
         Ok(Self { name: name.to_owned(), tenant, events, preempted: 0 })
     }
 
-    /// Waits until it can count.
+    /// Waits until the domain can count.
     fn begin(&mut self) -> Result<()> {
         let reply = self.tenant.receive()?;
         ensure!(reply == "ready", "{} says {reply}", self.name);
         Ok(())
     }
 
-    /// Has it count each of these commands, one after the other or at once.
+    /// Makes the domain count each of these commands, one after the other or at once.
     fn count(&mut self, scene: &str, at_once: bool, commands: &[&str]) -> Result<()> {
         let request = json!({ "at_once": at_once, "commands": commands, "events": self.events });
         self.tenant.send(&request)?;

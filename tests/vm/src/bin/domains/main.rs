@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts programs of Debian's in several domains of different kinds, each of which counts events
-//! of its own: alone, side by side, several on one vCPU, and all of this at once.
+//! Counts Debian's programs in several domains of different kinds, each of which counts events of
+//! its own. The programs run alone, side by side, several on one vCPU, and in all of these ways at
+//! once.
 //!
-//! This program has both roles: in the control domain it creates the others and prints what they
-//! count, and it is the first program of each of them.
+//! This program has two roles. In the control domain it creates the other domains and prints what
+//! they count. In each of the others it is the first program.
 
 mod control;
 mod tenant;

@@ -11,7 +11,7 @@ pub fn run(words: &[&str]) -> Result<Output> {
     Command::new(PERFCTR).args(words).output().context(PERFCTR)
 }
 
-/// Returns what it writes to its standard output.
+/// Returns what the command writes to its standard output.
 pub fn printed(words: &[&str]) -> Result<String> {
     let output = run(words)?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

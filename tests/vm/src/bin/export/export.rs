@@ -79,7 +79,7 @@ fn stored(metric: &str, expected: u64) -> Result<Option<u64>> {
     let start = Instant::now();
     loop {
         let query: String = metric.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        // Until it has started it answers in other words.
+        // Until Prometheus has started, its answer has another form.
         let answer = get(PROMETHEUS, &format!("/api/v1/query?query={query}"))?;
         let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
         let text = answer["data"]["result"][0]["value"][1].as_str().map(str::to_owned);
@@ -96,7 +96,7 @@ fn group(worker: &Worker) -> Result<String> {
     let control = Path::new(CGROUPS).join("cgroup.subtree_control");
     if !control.exists() {
         mount(Some("none"), CGROUPS, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
-        // perf's controller has no name here: it comes when any is enabled.
+        // perf's controller has no name here: the kernel enables it with any other controller.
         fs::write(control, "+pids")?;
     }
     let directory = Path::new(CGROUPS).join("worker");
@@ -167,7 +167,7 @@ fn start_prometheus() -> Result<Server> {
         .with_context(|| fs::read_to_string("/run/prometheus.log").unwrap_or_default())
 }
 
-/// Tests that a thread that executes is the first row, and that its vCPU is not shown as idle.
+/// Tests that a busy thread is in the first row, and that its vCPU is not shown as idle.
 pub fn live(tally: &mut Tally) -> Result<()> {
     let mut busy = Server(Command::new("/bin/sh").args(["-c", "while :; do :; done"]).spawn()?);
     let looks = ["top", "--plain", "-e", EVENT, "-d", "500", "-n", "2"];

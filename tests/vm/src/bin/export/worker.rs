@@ -32,7 +32,7 @@ impl Worker {
         let orders = child.stdin.take().context("no orders")?;
         let answers = BufReader::new(child.stdout.take().context("no answers")?);
         let mut worker = Self { child, orders, answers };
-        // What is executed only once is executed now.
+        // This executes everything that is executed only once.
         for _ in 0..2 {
             worker.order(100_000)?;
         }
@@ -43,8 +43,8 @@ impl Worker {
         self.child.id().to_string()
     }
 
-    /// Has the worker execute this many iterations, and returns when it waits again. Each number
-    /// has as many digits as the others.
+    /// Makes the worker execute this many iterations, and returns when it waits again. All such
+    /// numbers have equally many digits.
     pub fn order(&mut self, iterations: u64) -> Result<()> {
         self.orders.write_all(format!("{iterations:09}\n").as_bytes())?;
         let mut answer = String::new();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs on the host of a KVM guest until the guest has ended. It lets the guest count if it is told
-//! to, moves the guest's vCPUs between the physical CPUs, takes CPUs from them, and executes what
-//! the guest's tests ask for.
+//! Runs on the host of a KVM guest until the guest has ended. It lets the guest count if its
+//! options say so, moves the guest's vCPUs between the physical CPUs, takes CPUs from them, and
+//! executes the requests of the guest's tests.
 
 mod domains;
 mod nmis;
@@ -34,7 +34,7 @@ const FORBID: &str = "/sys/module/kvm/parameters/perfctr_forbid";
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// The number of threads that compete with the vCPUs for a part of the time.
 const COMPETITORS: u64 = 2;
-/// The number of moves after which to look again which vCPUs there are.
+/// After this many moves, the program looks again which vCPUs there are.
 const MOVES: u32 = 1000;
 
 /// Disturbs a guest.
@@ -95,7 +95,7 @@ fn main() -> Result<ExitCode> {
         }
         served.join().expect("no thread panics")
     })?;
-    // These go to the console, since the guest cannot know them.
+    // These messages go to the console, since the guest cannot see them.
     for message in perf::messages()? {
         println!("the host's kernel says: {message}");
     }
@@ -135,7 +135,7 @@ fn vcpus(process: Pid) -> Vec<Pid> {
         name.starts_with("CPU ") && name.trim_end().ends_with("/KVM")
     };
     let number = |thread: fs::DirEntry| thread.file_name().to_string_lossy().parse().ok();
-    // They are created one after another.
+    // QEMU creates them one after another.
     let mut numbers: Vec<i32> = threads.filter(is_vcpu).filter_map(number).collect();
     numbers.sort_unstable();
     numbers.into_iter().map(Pid::from_raw).collect()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How many non-maskable interrupts the host has received, and how many of them its counters have
-//! raised at most.
+//! Counts how many non-maskable interrupts the host has received, and how many of them its counters
+//! have raised at most.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub struct Nmis {
     raised: u64,
 }
 
-/// Counts what has come until now.  No counter may interrupt any more.
+/// Counts the interrupts until now.  No counter may interrupt any more.
 pub fn count(cpus: &[usize]) -> Result<Nmis> {
     let received = received(Interrupt::Nmi)?;
     let mut raised = 0;

@@ -22,7 +22,8 @@ use vm_tests::threads::{SELF, run_on};
 const WATCHDOG: &str = "/proc/sys/kernel/nmi_watchdog";
 /// The kernel's messages.
 const MESSAGES: &str = "/dev/kmsg";
-/// The regions that are measured, by the difference of which the measuring itself is left out.
+/// The regions that are measured. The overhead of measuring cancels in the difference between two
+/// of them.
 const REGIONS: [Region; 3] = [
     Region { first: 10, second: 20 },
     Region { first: 10, second: 20 },
@@ -54,15 +55,15 @@ fn instructions() -> perf_event_attr {
     attributes
 }
 
-/// Returns by how much this thread's own event is wrong. Fails if a CPU's event has not counted all
-/// the time, or less than this thread has executed there.
+/// Returns the error of this thread's own event. Fails if a CPU's event has not counted all the
+/// time, or has counted less than this thread has executed there.
 fn error(cpus: &[usize], events: &[Event]) -> Result<u64> {
     let own = Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None)?;
     let mut worst = 0;
     for (&cpu, event) in cpus.iter().zip(events) {
         run_on(SELF, &[cpu])?;
         let [before, ..] = event.read::<3>()?;
-        // The first one makes all memory present.
+        // The first region makes all memory present.
         let [_, small, large] = REGIONS.map(|region| counted(&own, region));
         let expected = REGIONS[2].instructions() - REGIONS[1].instructions();
         worst = worst.max((large? - small?).abs_diff(expected));
@@ -75,7 +76,7 @@ fn error(cpus: &[usize], events: &[Event]) -> Result<u64> {
     Ok(worst)
 }
 
-/// Returns what the event counts from one reading to the next, with the region between them.
+/// Returns the event's growth from one reading to the next, with the region between them.
 #[inline(never)]
 fn counted(event: &Event, region: Region) -> Result<u64> {
     let mut store = 0;
@@ -97,7 +98,7 @@ pub fn messages() -> Result<Vec<String>> {
                 printed.extend(line.starts_with("perfctr: ").then(|| line.to_owned()));
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(printed),
-            // The log has dropped what was to be read next.
+            // The log has dropped the message that was to be read next.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => (),
             Err(error) => return Err(error).context(MESSAGES),
         }

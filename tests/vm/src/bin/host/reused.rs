@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A machine whose process is gone, and whose number another process has got.
+//! Tests a machine whose process is gone, after another process has got the process' number.
 #![expect(unsafe_code, reason = "fork, and requests of the kernel that have no safe interface")]
 
 use std::fs;
@@ -16,21 +16,21 @@ use nix::unistd::{ForkResult, Pid, fork};
 const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
 /// `KVM_CREATE_VM` of `linux/kvm.h`.
 const KVM_CREATE_VM: libc::c_ulong = 0xae01;
-/// How often a number is asked for: another process may be created meanwhile.
+/// How often the test asks for a number, because another process may be created meanwhile.
 const ATTEMPTS: u32 = 100;
 
-/// Allows a machine by its process, which is there, is gone, or has a successor with its number.
-/// Returns the three errors, 0 for none.
+/// Allows a machine by its process: one that exists, one that is gone, and one whose number another
+/// process has got. Returns the three errors, 0 for none.
 pub fn allow() -> Result<Vec<u64>> {
     let errno = |process| crate::allow(process).err().map_or(0, |errno| errno as u64);
     let creator = Waiting::new(|| {
-        // SAFETY: both calls take numbers and a string only.
+        // SAFETY: both calls take only numbers and a string.
         unsafe {
             let kvm = libc::open(c"/dev/kvm".as_ptr(), libc::O_RDWR);
             libc::ioctl(kvm, KVM_CREATE_VM, 0)
         }
     })?;
-    // The machine stays while this descriptor of it does.
+    // The machine exists as long as this descriptor of it.
     let machine = creator.descriptor().context("a descriptor of the machine")?;
     let process = creator.process;
     let there = errno(process);
@@ -51,12 +51,12 @@ pub fn allow() -> Result<Vec<u64>> {
 /// A process that waits until it is ended.
 struct Waiting {
     process: Pid,
-    /// What it has done before.
+    /// The result of its action before it waits.
     done: i32,
 }
 
 impl Waiting {
-    /// Forks a process that does this, which must be async-signal-safe, and waits.
+    /// Forks a process that does this, which must be async-signal-safe, and then waits.
     fn new(act: impl FnOnce() -> i32) -> Result<Self> {
         let (mut from, mut to) = pipe()?;
         // SAFETY: the child calls only async-signal-safe functions, and never returns.
@@ -68,7 +68,7 @@ impl Waiting {
                     // SAFETY: the call takes no argument.
                     unsafe { libc::pause() };
                 }
-                // SAFETY: this ends the child without running anything of the parent's.
+                // SAFETY: this ends the child without running any code of the parent's.
                 unsafe { libc::_exit(1) }
             }
         };
@@ -81,7 +81,7 @@ impl Waiting {
         Ok(waiting)
     }
 
-    /// Returns a further descriptor of what was opened.
+    /// Returns another descriptor of what the process has opened.
     fn descriptor(&self) -> Result<OwnedFd, Errno> {
         // SAFETY: the calls take numbers only, and return new descriptors, which nobody else owns.
         unsafe {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Executes what the guest's tests ask for.
+//! Executes the requests of the guest's tests.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -19,32 +19,33 @@ use vm_tests::threads::{cpus, run_on};
 use crate::qmp::Monitor;
 use crate::{BETWEEN_LOOKS, FORBID, allow, domains, perf, reused, vcpus, write};
 
-/// What the driver has done, as numbers.
+/// The numbers of what the driver has done.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
-/// Which of them says how often vCPUs were switched out.
+/// The index of the number of times that vCPUs were switched out.
 const SWITCHES: usize = 0;
-/// The scheduler's times, in ns. Up to Linux 6.5: for how long a thread executes while others wait
-/// for its CPU, and for how long if another thread wakes. From 6.6 on there is only one such time.
+/// The scheduler's times, in ns. Up to Linux 6.5 they are: how long a thread executes while others
+/// wait for its CPU, and how long if another thread wakes. From 6.6 on there is only one such time.
 const SLICES: [(&str, u64); 2] = [
     ("/sys/kernel/debug/sched/min_granularity_ns", 100_000),
     ("/sys/kernel/debug/sched/wakeup_granularity_ns", 0),
 ];
 const SLICES_SINCE_6_6: [(&str, u64); 1] = [("/sys/kernel/debug/sched/base_slice_ns", 100_000)];
 
-/// Returns those of the host's kernel.
+/// Returns the times that the host's kernel has.
 fn slices() -> &'static [(&'static str, u64)] {
     let [(path, _)] = SLICES_SINCE_6_6;
     if fs::exists(path).unwrap_or(false) { &SLICES_SINCE_6_6 } else { &SLICES }
 }
 
-/// The ports of the first process, by their numbers, and the path of a second guest's.
+/// The ports of the first process, by their numbers, and the path of a second guest's ports.
 const PORTS: &str = "/dev/fdset/";
 const NEIGHBOURS_PORTS: &str = "/machine/port.";
 /// The file to which a guest is saved, and the address to which one is migrated.
 const SAVED: &str = "/machine/saved";
 const SENT: &str = "unix:/machine/sent";
 
-/// The file by which a physical CPU goes offline and comes online, and for how long it does so.
+/// The file by which a physical CPU goes offline and comes online, and how long the CPU stays
+/// offline.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 const UNPLUGGED: Duration = Duration::from_millis(200);
 
@@ -69,8 +70,8 @@ pub struct Server<'a> {
     /// The sockets of the guest's port and of its monitor, for the first process that runs it.
     socket: &'a str,
     monitor: &'a str,
-    /// The command that runs the guest: the first process' command line, which later processes
-    /// have, too.
+    /// The command that runs the guest: the command line of the first process, which later
+    /// processes also have.
     command: Vec<String>,
     later: Vec<Child>,
     /// perf's events that count all of the host's CPUs.
@@ -168,8 +169,8 @@ impl<'a> Server<'a> {
         vcpus(self.guest.process()).get(vcpu as usize).copied().ok_or(Refusal::EINVAL)
     }
 
-    /// Returns the time on a CPU and the time of waiting for one, by the scheduler's account of the
-    /// vCPU's thread.
+    /// Returns the time that the vCPU's thread was on a CPU, and the time that it waited for one,
+    /// by the scheduler's account.
     fn runstate(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
         let (process, thread) = (self.guest.process(), self.thread(vcpu)?);
         let mut times = numbers(&format!("/proc/{process}/task/{thread}/schedstat"))?;
@@ -212,8 +213,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Reads the registers of the guest's vCPUs while it is stopped. For this the emulator makes
-    /// many requests, and KVM loads and leaves the vCPU for each of them. Returns how often the
+    /// Reads the registers of the guest's vCPUs while the guest is stopped. For this the emulator
+    /// makes many requests, and KVM loads and puts the vCPU for each of them. Returns how often the
     /// driver has switched a vCPU out.
     fn read_registers(&self) -> Result<Vec<u64>> {
         let mut monitor = Monitor::connect(&self.own(self.monitor))?;
@@ -228,14 +229,14 @@ impl<'a> Server<'a> {
     /// Runs a second guest to its end, and returns the numbers that its command has printed.
     fn neighbour(&self, allowed: bool) -> Result<Vec<u64>> {
         let mut words = self.words(NEIGHBOUR);
-        // Its ports are files of its own.
+        // The second guest's ports are files of its own.
         words = words.iter().map(|word| word.replace(PORTS, NEIGHBOURS_PORTS)).collect();
         let arguments = words.iter().position(|word| word == "-append").context("no kernel")?;
         words[arguments + 1] += &format!(" {NEIGHBOUR}");
         while let Some(port) = words.iter().position(|word| word == "-add-fd") {
             words.drain(port..port + 2);
         }
-        // Files of an earlier guest are removed.
+        // This removes files of an earlier guest.
         for port in 0..4 {
             fs::write(format!("{NEIGHBOURS_PORTS}{port}"), "")?;
         }
@@ -262,8 +263,7 @@ impl<'a> Server<'a> {
         self.command.iter().map(own).collect()
     }
 
-    /// Starts another process to which the guest is moved from this source, and lets it count or
-    /// not.
+    /// Starts another process, which receives the guest from this source, and lets it count or not.
     fn start(&mut self, from: &str, allowed: bool) -> Result<()> {
         let words = self.words(&(self.later.len() + 1).to_string());
         let mut command = Command::new(&words[0]);
@@ -307,7 +307,7 @@ fn count_host(cpus: Vec<usize>) -> Result<Vec<u64>> {
     Ok(vec![errno, error, watchdog.into()])
 }
 
-/// Returns what the command has printed, or why it has failed.
+/// Returns the command's output, or why it has failed.
 fn outcome_of(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
     outcome.map_err(|error| {
         eprintln!("perfctr domains: {error:#}");
@@ -315,7 +315,7 @@ fn outcome_of(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
     })
 }
 
-/// Starts a program that runs a guest, and lets the guest count or not before it has executed much.
+/// Starts a program that runs a guest. Lets the guest count, or not, before it has executed much.
 fn spawn(command: &mut Command, allowed: bool) -> Result<Child> {
     let mut child = command.spawn()?;
     let process = Pid::from_raw(child.id().try_into()?);

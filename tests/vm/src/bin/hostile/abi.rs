@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests callers of other kinds: 32-bit ones, those in a namespace, and those whose creation has
-//! failed.
+//! Tests callers of other kinds: 32-bit programs, programs in a namespace, and programs whose
+//! creation of counters has failed.
 #![expect(unsafe_code, reason = "the 32-bit system call, and a mapping")]
 
 use std::arch::asm;
@@ -39,8 +39,8 @@ use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 const WORK: Region = Region { first: 100_000, second: 1 };
-/// The number of creations that a race may make fail, and how much later each begins. Unit: turns
-/// of a loop.
+/// The number of creations that a race may make fail, and how much later each begins than the one
+/// before. Unit: turns of a loop.
 const RACES: u32 = 400;
 const DELAY: u32 = 100;
 
@@ -64,7 +64,7 @@ fn low_memory() -> Result<usize> {
     let bytes = NonZeroUsize::new(PAGE_BYTES).context("a page is not empty")?;
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let kind = MapFlags::MAP_PRIVATE | MapFlags::MAP_32BIT | MapFlags::MAP_POPULATE;
-    // SAFETY: a new mapping, at an address that the kernel chooses.
+    // SAFETY: this makes a new mapping, at an address that the kernel chooses.
     Ok(unsafe { mmap_anonymous(None, bytes, access, kind)? }.as_ptr() as usize)
 }
 
@@ -77,8 +77,8 @@ fn narrow_ioctl<T: IntoBytes + FromBytes + Immutable>(
 ) -> Result<(), Refusal> {
     const IOCTL: i32 = 54;
     let result: i32;
-    // SAFETY: the memory is a page of ours that nobody refers to, and holds the argument, as the
-    // request's number says.  The gate changes no register but these.
+    // SAFETY: the memory is a page of ours that nobody refers to. It holds the argument, whose size
+    // is in the request's number.  The gate changes only these registers.
     unsafe {
         std::ptr::copy_nonoverlapping(
             argument.as_bytes().as_ptr(),
@@ -138,17 +138,17 @@ fn in_namespace() -> Result<()> {
         ioctl(&device, IOC_INFO, Argument::of(&mut info))?;
         let bytes = PAGE_BYTES * (1 + info.vcpus as usize);
         let bytes = NonZeroUsize::new(bytes).context("pages are not empty")?;
-        // SAFETY: a new mapping, at an address that the kernel chooses.
+        // SAFETY: this makes a new mapping, at an address that the kernel chooses.
         let start =
             unsafe { mmap(None, bytes, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &device, 0)? };
-        // SAFETY: the first page is the thread's, and nobody unmaps it.
+        // SAFETY: the first page is the thread's page, and nobody unmaps it.
         let page: &ThreadPage = unsafe { start.cast().as_ref() };
         equal(page.tid.load(Relaxed), gettid().as_raw() as u32).map_err(anyhow::Error::msg)
     })?
     .join()
 }
 
-/// Creates counters for a tracee that is killed meanwhile, earlier and earlier.
+/// Creates counters for a tracee that is killed meanwhile, each time a little earlier.
 fn failed_creation() -> Result<()> {
     let (enough, mut failed) = (pick(5, 20), 0);
     let killing = &shared::words()?[0];

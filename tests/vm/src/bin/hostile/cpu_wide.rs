@@ -19,8 +19,8 @@ use crate::device::{self, USER, counting};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, wait_until};
 
-/// Sets what CPU 0 counts, and starts. Returns the first answer that is not a number of CPUs as an
-/// error.
+/// Sets what CPU 0 counts, and starts. Returns the first answer as an error, if it is not a number
+/// of CPUs.
 pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {
     let mut state = CpuState { control: counting(counters), ..CpuState::default() };
     ioctl(device, IOC_CPU_CONTROL, Argument::of(&mut state))?;
@@ -38,7 +38,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     ];
     for (name, check) in checks {
         let outcome = check().and_then(|()| until_threads(0));
-        // Counting that a failed check has left does not fail the others.
+        // If a failed check has left CPUs counting, the other checks must not fail because of that.
         ioctl(&open_device()?, IOC_CPU_STOP, Argument::Null).ok();
         tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Makes the device's requests as a program does that has no library.
+//! Makes the device's requests as a program without the library does.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ pub const USER: CounterConfig = CounterConfig {
 /// A counter of retired instructions in kernel mode.
 pub const KERNEL: CounterConfig = CounterConfig { evntsel: 0xc0 | EVNTSEL_OS | EVNTSEL_EN, ..USER };
 
-/// Returns a control that has these counters and the TSC count, also after exec.
+/// Returns a control by which these counters and the TSC count, also after exec.
 pub fn counting(counters: &[CounterConfig]) -> Control {
     let mut control =
         Control { flags: CONTROL_TSC, counters: counters.len() as u32, ..Control::default() };

@@ -101,7 +101,7 @@ fn main() -> Result<ExitCode> {
         None => {}
     }
     let wanted = |name| options.only.is_empty() || options.only.iter().any(|only| only == name);
-    // The overhead is found once, which takes long, before processes fork that need it.
+    // The overhead is found once, before processes fork that need it, since that takes long.
     region::overhead()?;
     let mut tally = Tally::default();
     for &(name, check) in CHECKS {
@@ -118,7 +118,7 @@ fn main() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Makes the checks of one kind, and one more: that nothing is left of what they did.
+/// Makes the checks of one kind, and then checks that nothing is left of them.
 fn make(kind: &str, check: fn(&mut Tally) -> Result<()>, tally: &mut Tally) -> Result<()> {
     check(tally)?;
     let left = module::reload_unharmed().map_err(|error| format!("{error:#}"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests that whoever makes a user namespace answers for its users.
+//! Tests that the maker of a user namespace answers for its users.
 
 use std::fs::{self, File};
 use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
@@ -51,8 +51,8 @@ fn bounded() -> Result<()> {
     outcome
 }
 
-/// Makes a namespace, and has one user of it after the other get counters, which the descriptors
-/// keep after their threads have ended.
+/// Makes a namespace, and gives its users counters, one user after the other. The descriptors keep
+/// the counters after the threads have ended.
 fn inside(mut telling: PipeWriter, mut asked: PipeReader) -> Result<()> {
     alarm::set(PATIENCE_S);
     become_user(NOBODY)?;
@@ -76,7 +76,7 @@ fn inside(mut telling: PipeWriter, mut asked: PipeReader) -> Result<()> {
     create_as(user, &device, Ok(())).context("one of the others has gone")
 }
 
-/// Has a thread of this user get counters.
+/// Makes a thread of this user ask for counters.
 fn create_as(user: u32, device: &File, expected: Result<(), Refusal>) -> Result<()> {
     let uid = Uid::from_raw(user);
     let get = || {

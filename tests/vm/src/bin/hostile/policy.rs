@@ -38,7 +38,7 @@ use vm_tests::users::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user, become_
 
 /// The region that one user executes and another must not see.
 const SECRET: Region = Region { first: 5_000_000, second: 1 };
-/// The most instructions that a look itself executes.
+/// A look itself executes at most this many instructions.
 const LOOK_MAX: u64 = 1_000_000;
 
 /// The module's parameter.
@@ -80,7 +80,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Tests what a kernel that is locked down tells, even to its administrator. It stays locked down
+/// Tests what a locked-down kernel reveals, even to its administrator. The kernel stays locked down
 /// until the machine is off.
 pub fn lockdown(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
@@ -103,7 +103,8 @@ pub fn lockdown(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Locks the kernel down: nothing of the kernel itself can be read any more (`kernel_lockdown(7)`).
+/// Locks the kernel down, so that nobody can read anything of the kernel itself any more
+/// (`kernel_lockdown(7)`).
 fn lock_down() -> Result<()> {
     const FOLDER: &str = "/sys/kernel/security";
     let kind = Some("securityfs");
@@ -114,7 +115,8 @@ fn lock_down() -> Result<()> {
     fs::write(format!("{FOLDER}/lockdown"), "confidentiality").context("lockdown")
 }
 
-/// Checks the library's message for it, and that user mode can be counted with the same session.
+/// Checks the library's message in a locked-down kernel, and that the same session can count user
+/// mode.
 fn named_refusal() -> Result<()> {
     as_user(NOBODY, || {
         let mut session = Session::open_with(Provider::Paravirt)?;
@@ -153,7 +155,7 @@ fn may(counter: CounterConfig, allowed: bool) -> Result<()> {
 /// Tests what one user sees of another.
 pub fn users(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
-    // perf's own policy lets a user count this much. Debian's kernel begins with less.
+    // perf's own policy then lets a user count this much. Debian's kernel begins with less.
     fs::write(perf::PARANOID, "2").context(perf::PARANOID)?;
     for (whose, counts) in VICTIMS {
         for look in &LOOKS {
@@ -168,7 +170,7 @@ pub fn users(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless a request gives one of these answers.
+/// Fails unless a request has one of these answers.
 fn answers(outcome: Result<(), Refusal>, expected: &[Refusal]) -> Result<()> {
     match outcome {
         Err(errno) if expected.contains(&errno) => Ok(()),
@@ -190,7 +192,8 @@ fn stranger() -> Result<()> {
 fn read_only() -> Result<()> {
     let device = device::open_read_only().context("cannot open for reading")?;
     answers(device::create(&device, 0), &[Refusal::EBADF])?;
-    // It may not control counters of another descriptor, which may write, either.
+    // The user may not control the counters of another descriptor either, which is open for
+    // writing.
     answers(device::control(&device, counting(&[USER])), &[Refusal::EBADF])?;
     answers(device::unlink(&device), &[Refusal::EBADF])
 }
@@ -218,7 +221,7 @@ fn whole_cpus() -> Result<()> {
 /// A way to have the calling thread count its instructions until the result is dropped.
 type Counting = fn() -> Result<Box<dyn Any>>;
 
-/// The threads that must not be seen, by how they count.
+/// The threads that must not be seen, by the way in which they count.
 const VICTIMS: [(&str, Counting); 2] = [("", by_device), (" that perf counts", by_perf)];
 
 fn by_device() -> Result<Box<dyn Any>> {
@@ -235,7 +238,7 @@ fn by_perf() -> Result<Box<dyn Any>> {
 /// A way to look at counters.
 struct Look {
     how: &'static str,
-    /// Whether the user who looks has counters of its own.
+    /// Whether the observing user has counters of its own.
     own: bool,
     /// Returns numbers, each of which might change with another user's events.
     numbers: fn(Option<&Session>) -> Result<Vec<u64>>,
@@ -250,12 +253,12 @@ const LOOKS: [Look; 3] = [
 /// Physical counters of the testbed's PMU, general and fixed.
 const RDPMC: [u32; 7] = [0, 1, 2, 3, 1 << 30, 1 << 30 | 1, 1 << 30 | 2];
 
-/// Returns all counters of this CPU, which a process may or may not read.
+/// Returns all counters of this CPU, whether a process may read them or not.
 pub fn rdpmc_all() -> Vec<u64> {
     RDPMC.iter().map(|&counter| Hardware.counter(counter)).collect()
 }
 
-/// Executes this program again, which RDPMC ends if it may not read.
+/// Executes this program again. RDPMC ends it if it may not read.
 fn raw_rdpmc() -> Result<Vec<u64>> {
     let output = Command::new("/proc/self/exe").arg("rdpmc").output()?;
     if output.status.signal() == Some(libc::SIGSEGV) {
@@ -285,7 +288,7 @@ fn pages(session: Option<&Session>) -> Result<Vec<u64>> {
     Ok((0..MAX_SLOTS).map(|slot| page.slots[slot].sum.load(Relaxed)).collect())
 }
 
-/// Checks what a user sees while another one executes the secret on the same vCPU.
+/// Checks what a user sees while another user executes the secret on the same vCPU.
 fn unseen(look: &Look, counts: Counting) -> Result<()> {
     let words = shared::words()?;
     let cpu = *cpus()?.first().context("there is no CPU")?;
@@ -311,8 +314,8 @@ fn unseen(look: &Look, counts: Counting) -> Result<()> {
     outcome
 }
 
-/// Fails if a number has changed much between two looks. There are no numbers if the user may not
-/// read.
+/// Fails if a number has changed much between two looks. If the user may not read, there are no
+/// numbers.
 fn check_unmoved(before: &[u64], after: &[u64]) -> Result<()> {
     let seen = |(before, after): (&u64, &u64)| after.wrapping_sub(*before) << 16 >> 16;
     let moved: Vec<_> = before.iter().zip(after).map(seen).collect();
@@ -321,8 +324,9 @@ fn check_unmoved(before: &[u64], after: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// Checks what a user sees all the time, without counters, while another one on the same CPU starts
-/// and ends counting. Nobody else counts, so the module begins to watch switches, and ends that.
+/// Checks what a user without counters sees all the time, while another user on the same CPU starts
+/// and ends counting. Nobody else counts, so the module begins and ends to watch switches each
+/// time.
 fn unseen_as_counters_come_and_go() -> Result<()> {
     let words = shared::words()?;
     let cpu = *cpus()?.first().context("there is no CPU")?;

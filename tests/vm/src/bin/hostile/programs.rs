@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests programs that have more rights than their user: a user that counted before sees nothing of
+//! Tests programs that have more rights than their user. A user that counted before sees nothing of
 //! them.
 
 use std::fs::{self, File, Permissions};
@@ -26,7 +26,7 @@ use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 /// The region that a program executes in its own name.
 pub const SECRET: Region = Region { first: 3_000_000, second: 1 };
-/// A number of instructions that is larger than what a program executes to prepare an execve.
+/// More instructions than a program executes to prepare an execve.
 pub const PREPARATION_MAX: u64 = 1_000_000;
 const PERIOD: u64 = 100_000;
 
@@ -86,7 +86,7 @@ fn execute(
     })
 }
 
-/// Waits for the program's end and judges what the descriptor says.
+/// Waits for the program's end, and judges the numbers of the descriptor.
 fn judge(child: Pid, device: &File, root: bool) -> Result<()> {
     let status = waitpid(child, None)?;
     let code = if root { 0 } else { 1 };
@@ -110,7 +110,8 @@ fn no_signal() -> Result<()> {
     judge(child.pid, &device, true)
 }
 
-/// Makes a tracer's request at the entry of execve. A tracer that has ended takes no rights away.
+/// Makes a tracer's request at the entry of execve. A tracer that has detached does not reduce the
+/// program's rights.
 fn asked_at_execve() -> Result<()> {
     let device = open_device()?;
     let (reader, writer) = pipe()?;

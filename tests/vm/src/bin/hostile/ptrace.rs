@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests every kind of stop with whatever a tracer asks of the module there, and whatever the
-//! tracee does afterwards.
+//! Tests every kind of stop, with every request that a tracer may make there, and every act of the
+//! tracee afterwards.
 
 use std::fmt;
 use std::fs::{self, File, Permissions};
@@ -59,14 +59,14 @@ const WISHES: [(bool, &[Wish]); 10] = [
 const SHORT: u64 = 1_000;
 const LONG: u64 = 6_000;
 
-/// The usual run tries one in this many cases, which still has each pair of a stop, requests and an
-/// act.
+/// The usual run tries one case in this many, which still covers each pair of a stop, requests and
+/// an act.
 const SHARE: usize = 10;
 
-/// How long all cases of one kind may take, in s. A case that waits for ever is ended then.
+/// How long all cases of one kind may take, in s. A case that waits for ever is then ended.
 const PATIENCE_S: u32 = 300;
 
-/// How long a tracer may take that asks once, in s.
+/// How long a tracer may take that makes one request, in s.
 const PATIENCE_ONCE_S: u32 = 30;
 
 /// One combination of a stop, requests and an act.
@@ -106,7 +106,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a tracer gets an answer whose tracee is frozen.
+/// Checks that a tracer gets an answer although its tracee is frozen.
 pub fn frozen(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     let outcome = of_a_frozen_one().and_then(|()| until_threads(0));
@@ -115,7 +115,7 @@ pub fn frozen(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Starts a process, and stops it by the means of a tracer, for whom it does nothing else.
+/// Starts a process, and stops it as a tracer does.
 fn stopped() -> Result<Child> {
     let tracee = Child::fork(|| {
         loop {
@@ -129,8 +129,8 @@ fn stopped() -> Result<Child> {
     Ok(tracee)
 }
 
-/// A group of processes that anybody may freeze. The older freezer is the one whose processes are
-/// in a state of their own.
+/// A group of processes that anybody may freeze. The older freezer has a state of its own for its
+/// processes.
 struct Freezer {
     root: PathBuf,
     group: PathBuf,
@@ -165,7 +165,7 @@ impl Freezer {
 
 impl Drop for Freezer {
     fn drop(&mut self) {
-        // Whoever a failed test has left there must end.
+        // If a failed test has left processes there, they must end.
         self.thaw().ok();
         let group = &self.group;
         wait_until(|| fs::remove_dir(group).is_ok(), "the tracee to end").ok();
@@ -173,7 +173,7 @@ impl Drop for Freezer {
     }
 }
 
-/// Checks that a tracer does not wait for ever for a tracee that is frozen while it is stopped.
+/// Checks that a tracer does not wait for ever for a tracee that was frozen while it was stopped.
 fn of_a_frozen_one() -> Result<()> {
     let freezer = Freezer::new().context("no freezer")?;
     as_user(NOBODY, || {
@@ -188,7 +188,7 @@ fn of_a_frozen_one() -> Result<()> {
     })
 }
 
-/// Checks that another process of the same user is refused what the tracer may ask for.
+/// Checks that another process of the same user is refused the requests that the tracer may make.
 fn only_its_tracer() -> Result<()> {
     alarm::set(PATIENCE_S);
     let tracee = stopped()?;
@@ -201,7 +201,7 @@ fn only_its_tracer() -> Result<()> {
         .join()?;
     device::create(&device, target).context("its tracer gives it counters")?;
     let control = || device::control(&device, counting(&[USER]));
-    // By the descriptor that it has inherited from the tracer.
+    // The process uses the descriptor that it has inherited from the tracer.
     Child::fork(|| refused("starts its counters", control()))?.join()?;
     control().context("its tracer starts its counters")?;
     Child::fork(|| refused("starts its counters anew", control()))?.join()?;
@@ -237,7 +237,8 @@ impl Case {
         }
         let competes = matches!(self.act, Act::Control | Act::Unlink);
         if competes && matches!(self.stop, Stop::Entry | Stop::Seccomp) {
-            // Its system call had begun, and is executed before the tracer's request or after it.
+            // The tracee's system call had begun. It is executed before the tracer's request or
+            // after it.
             return &[false, true];
         }
         let controlled = self.owned || self.wishes.contains(&Wish::Control);
@@ -286,14 +287,13 @@ impl Case {
         Ok(sums)
     }
 
-    /// Returns whether the answer to a request may be this error, because the error says what is
-    /// true.
+    /// Returns whether a request may fail with this error, because the error states the truth.
     fn may_answer(&self, wish: Wish, answer: Result<(), Refusal>) -> bool {
         match answer {
             Ok(()) => true,
-            // It has ended, or what it had was unlinked.
+            // The thread has ended, or its counters were unlinked.
             Err(Refusal::ESRCH) => self.stop == Stop::End || wish == Wish::Control && self.owned,
-            // Nothing has paused it.
+            // Nothing has paused the counters.
             Err(Refusal::EPERM) => wish == Wish::Resume,
             Err(_) => false,
         }
@@ -309,7 +309,7 @@ fn ask(device: &File, wish: Wish, target: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Fails if a sum is not plausible: a tracee executes some ten thousand instructions, so a count of
+/// Fails if a sum is not plausible. A tracee executes some ten thousand instructions, so a count of
 /// something else would be far larger.
 fn plausible(sums: &Sums) -> Result<()> {
     const INSTRUCTIONS_MAX: u64 = 20_000_000;
@@ -355,7 +355,7 @@ impl Tracee {
     /// Lets the tracee run to the stop. Returns the process or thread that has stopped.
     fn until(&self, stop: Stop) -> Result<Pid> {
         if matches!(stop, Stop::Entry | Stop::Exit) {
-            // From its start on, its system calls stop it.
+            // From its start on, the tracee stops at system calls.
             ptrace::interrupt(self.child.pid)?;
         }
         (&self.start).write_all(&[0])?;
@@ -364,7 +364,8 @@ impl Tracee {
         }
         let stopped = self.next(stop)?;
         if stop == Stop::Interrupt {
-            // The byte that it waits for comes while it is stopped, so it always waits again.
+            // The byte for which the tracee waits comes while it is stopped, so it always waits
+            // again.
             (&self.start).write_all(&[0])?;
         }
         Ok(stopped)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests what a user sees, on the CPU where it counts, of programs that it may execute but not look
-//! into, and what a mapping of the device gives beyond reading it.
+//! into. Also tests what a mapping of the device allows beyond reading it.
 
 use std::ffi::CString;
 use std::fs::{self, Permissions};
@@ -34,19 +34,19 @@ const SET_GID: &str = "/run/set-gid";
 const OTHER_GROUP: u32 = 4343;
 /// A set-uid program that belongs to root.
 const SET_UID: &str = "/run/shown-set-uid";
-/// A program that another user may execute but not read, so that user may not inspect its process
+/// A program that another user may execute but not read. So that user may not inspect its process
 /// either.
 const UNREADABLE: &str = "/run/shown-unreadable";
 
 /// A program that has a capability of its own.
 const CAPABLE: &str = "/run/shown-capable";
-/// A program that the kernel starts for a process that aborts, and the file in which it says on
-/// which CPU it has executed.
+/// A program that the kernel starts when a process aborts, and the file to which it writes on which
+/// CPU it has executed.
 const HELPER: &str = "/run/shown-helper";
 const HELPED: &str = "/run/shown-helped";
 
-/// The files that say which program the kernel starts for who aborts, how many at a time, for which
-/// the others wait, and on which CPUs it starts programs.
+/// The kernel's settings for that: the program to start when a process aborts; how many run at a
+/// time, while others wait; and on which CPUs the kernel starts programs.
 const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
 const CORE_PIPE_LIMIT: &str = "/proc/sys/kernel/core_pipe_limit";
 const KERNELS_CPUS: &str = "/sys/devices/virtual/workqueue/cpumask";
@@ -101,8 +101,8 @@ fn numbers(session: &Session, cpu: usize) -> Result<Vec<u64>> {
     Ok(sums.chain(rdpmc_all()).collect())
 }
 
-/// Returns by how much the number changed that changed most, while the process waited for a child
-/// that did this on the same CPU. The counters are 48 bits wide.
+/// Returns the largest change of any number while the process waited for a child that did this on
+/// the same CPU. The counters are 48 bits wide.
 fn most_moved(act: impl FnOnce() -> Result<()>, code: i32) -> Result<u64> {
     let cpu = *cpus()?.first().context("there is no CPU")?;
     run_on(SELF, &[cpu])?;
@@ -114,13 +114,13 @@ fn most_moved(act: impl FnOnce() -> Result<()>, code: i32) -> Result<u64> {
     let after = numbers(&session, cpu)?;
     ensure!(status == WaitStatus::Exited(child.pid, code), "the program ended so: {status:?}");
     let moved = before.iter().zip(&after).map(|(before, after)| after.wrapping_sub(*before) << 16);
-    // Cleared counters go backwards.
+    // A counter that was cleared goes backwards.
     let forwards = moved.filter(|moved| *moved < 1 << 63).map(|moved| moved >> 16);
     forwards.max().context("nothing is counted")
 }
 
-/// Checks that a program of the user's own can be seen this way. If its vCPU is switched meanwhile,
-/// a part of what it executes is in the page's sum and the rest in the counter.
+/// Checks that a program of the user's own can be seen in this way. If its vCPU is switched
+/// meanwhile, a part of its instructions is in the page's sum and the rest in the counter.
 fn own_is_seen() -> Result<()> {
     const TRIES: usize = 10;
     let executed = SECRET.instructions();
@@ -145,7 +145,7 @@ fn unseen(path: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// Only in a namespace of users that it has made may a user make one of processes.
+/// A user may make a namespace of processes only in a namespace of users that it has made.
 fn contained_is_unseen() -> Result<()> {
     let work_inside = || {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWPID)?;
@@ -160,7 +160,7 @@ fn contained_is_unseen() -> Result<()> {
     Ok(())
 }
 
-/// A file of the kernel's, which has another content as long as this lives.
+/// A file of the kernel's, which has other content as long as this lives.
 struct Changed {
     path: &'static str,
     before: String,
@@ -180,14 +180,15 @@ impl Drop for Changed {
     }
 }
 
-/// Does what the kernel starts this program for when a process aborts, and says where.
+/// Does the work for which the kernel starts this program when a process aborts, and writes where.
 pub fn collect() -> Result<()> {
     SECRET.execute(&mut 0);
     fs::write(HELPED, sched_getcpu()?.to_string()).context(HELPED)
 }
 
-/// A thread of the kernel becomes such a program without a switch. The process that aborts waits
-/// until the program has ended, on another CPU if there is one, because it would be switched to.
+/// Checks a program into which a thread of the kernel turns without a switch. The process that
+/// aborts waits until the program has ended. It waits on another CPU if there is one, because
+/// otherwise the CPU would be switched to it.
 fn helper_is_unseen() -> Result<()> {
     let all = cpus()?;
     let (cpu, other) = all.first().zip(all.last()).context("there is no CPU")?;
@@ -219,7 +220,7 @@ fn helper_is_unseen() -> Result<()> {
     Ok(())
 }
 
-/// The program yields its CPU after it has hidden, as a program does that waits.
+/// Checks a program that hides and then yields its CPU, as a program does that waits.
 fn hidden_is_unseen() -> Result<()> {
     let hide_and_work = || {
         hide()?;
@@ -254,8 +255,8 @@ fn maps_take_no_memory() -> Result<()> {
     Ok(())
 }
 
-/// Checks that no page can be spliced: a process that keeps such a reference could read what the
-/// page's next user counts.
+/// Checks that no page can be spliced. A process that kept such a reference could read the counts
+/// of the page's next user.
 fn nothing_to_splice() -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;
@@ -268,8 +269,8 @@ fn nothing_to_splice() -> Result<()> {
     Ok(())
 }
 
-/// Checks that counting ends when a thread that root counts becomes another user's and executes a
-/// program.
+/// Checks that counting ends when a thread that root counts becomes another user's thread and
+/// executes a program.
 fn ends_with_another_user() -> Result<()> {
     let device = open_device()?;
     let kept = device.try_clone()?;
@@ -286,8 +287,8 @@ fn ends_with_another_user() -> Result<()> {
     Ok(())
 }
 
-/// Checks that another user cannot map root's descriptor, since the page shows all threads of
-/// root's.
+/// Checks that another user cannot map root's descriptor, since the page shows all of root's
+/// threads.
 fn not_mapped_by_another_user() -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;
@@ -304,7 +305,7 @@ fn not_mapped_by_another_user() -> Result<()> {
 }
 
 /// Checks that the same user cannot map the descriptor in another container, since the page shows
-/// all threads of that user in the descriptor's.
+/// all threads of that user in the descriptor's container.
 fn not_mapped_in_another_container() -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;
@@ -316,7 +317,7 @@ fn not_mapped_in_another_container() -> Result<()> {
         device::read(&device).context("who has it may read it")?;
         Ok(())
     };
-    // Only in a namespace of users that it has made may a user make one of processes.
+    // A user may make a namespace of processes only in a namespace of users that it has made.
     let enter = || {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWPID)?;
         Child::fork(inside)?.join()

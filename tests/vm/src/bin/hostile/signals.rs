@@ -55,7 +55,7 @@ extern "C" fn on_signal(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 fn sample(signal: i32) -> Result<&'static File> {
     let device = DEVICE.get_or_init(|| open_device().expect("nobody may use the device"));
     // SAFETY: all-zero is a valid `sigaction`, and the handler has the signature that SA_SIGINFO
-    // asks for.
+    // demands.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as *const () as usize;
@@ -72,7 +72,7 @@ fn counts_on(device: &File) -> Result<()> {
     WORK.execute(&mut 0);
     let counted = device::read(device)?.counter[0] - before;
     let executed = WORK.instructions();
-    // What a handler executes before it lets the counters continue is not counted.
+    // The instructions of a handler before it lets the counters continue are not counted.
     let is_complete = executed <= counted && counted < executed + executed / 10;
     ensure!(is_complete, "{counted} instructions counted, {executed} executed");
     Ok(())

@@ -21,7 +21,7 @@ const MEMORY_MIB: u32 = 512;
 const POLL: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// Runs in the control domain: creates the tenant, and receives from it what it has found.
+/// Runs in the control domain: creates the tenant, and receives its results.
 pub fn control(kind: Kind) -> Result<ExitCode> {
     let xen = &Xen::open().context("this is not Xen's control domain")?;
     toolstack::start()?;

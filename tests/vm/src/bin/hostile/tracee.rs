@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A process that comes to a stop of a certain kind, and then does something.
+//! A process that comes to a stop of a certain kind, and then acts.
 //!
-//! All its actions are system calls without a library between, so that it always executes the same
+//! All its acts are system calls without a library between, so that it always executes the same
 //! instructions from the stop to its end.
 #![expect(unsafe_code, reason = "bare system calls, and a thread without the library's help")]
 
@@ -23,7 +23,7 @@ pub enum Stop {
     Entry,
     /// At the exit of a system call.
     Exit,
-    /// By a filter that says `SECCOMP_RET_TRACE`, at the system call that is its act.
+    /// At the system call that is its act, by a filter that returns `SECCOMP_RET_TRACE`.
     Seccomp,
     /// In `fork`.
     Fork,
@@ -95,7 +95,7 @@ pub const AT_STOP: u64 = 1;
 /// Its next system call is its act.
 pub const AT_ACT: u64 = 2;
 
-/// What the tracee is to do.
+/// The plan of the tracee.
 #[derive(Debug)]
 pub struct Plan {
     pub stop: Stop,
@@ -107,7 +107,7 @@ pub struct Plan {
     /// The descriptor that the tracer also has, and another one.
     pub device: File,
     pub spare: File,
-    /// The pipe that says when to start. The second byte ends a wait.
+    /// The pipe that tells the tracee to start. The second byte ends a wait.
     pub start: File,
     /// The progress of the tracee, one of the constants above.
     pub at: &'static AtomicU64,
@@ -151,7 +151,7 @@ impl Plan {
             Stop::Interrupt => self.wait(),
             Stop::Signal => raise(libc::SIGURG),
             Stop::NewChild => {
-                // The child continues below. The process that it comes from has nothing more to do.
+                // The child continues below. Its parent has nothing more to do.
                 if call(libc::SYS_clone, [libc::SIGCHLD as usize, 0]) != 0 {
                     end();
                 }
@@ -194,7 +194,7 @@ impl Plan {
         end()
     }
 
-    /// Has a new thread do the rest.
+    /// Makes a new thread do the rest.
     fn go_on_in_thread(self) -> ! {
         const STACK: usize = 1 << 16;
         let top = Box::leak(vec![0_u8; STACK].into_boxed_slice()).as_mut_ptr_range().end;
@@ -205,8 +205,9 @@ impl Plan {
             | libc::CLONE_SIGHAND
             | libc::CLONE_THREAD
             | libc::CLONE_SYSVSEM;
-        // SAFETY: the stack is the thread's own and large enough, and so is the plan; the calling
-        // thread does nothing more that would need the storage which both share.
+        // SAFETY: the stack is the thread's own and large enough, and the plan is the thread's own,
+        // too. The calling thread does nothing more that would use the thread-local storage, which
+        // both share.
         unsafe { libc::clone(thread, top.cast(), flags, plan.cast()) };
         loop {
             call(libc::SYS_pause, [0; 2]);
@@ -232,8 +233,7 @@ fn raise(signal: libc::c_int) {
     call(libc::SYS_tkill, [call(libc::SYS_gettid, [0; 2]) as usize, signal as usize]);
 }
 
-/// Returns the words that execute this program as one that acts when it starts, and their
-/// addresses.
+/// Returns the words that execute this program so that it acts when it starts, and their addresses.
 fn program(plan: &Plan, act: Act) -> (Vec<CString>, Vec<*const libc::c_char>) {
     let act = act.to_possible_value().expect("every act has a name");
     let [device, spare] = [&plan.device, &plan.spare].map(|file| file.as_raw_fd().to_string());
@@ -245,13 +245,13 @@ fn program(plan: &Plan, act: Act) -> (Vec<CString>, Vec<*const libc::c_char>) {
 }
 
 fn execute(program: &[*const libc::c_char]) {
-    // SAFETY: the strings end, as the list does, and live as long as it.
+    // SAFETY: the strings and the list are terminated, and live during the call.
     unsafe { libc::execv(c"/proc/self/exe".as_ptr(), program.as_ptr()) };
 }
 
-/// Does what the program does that a tracee has executed.
+/// Does the act of a tracee that has executed this program.
 pub fn act_as_program(act: Act, device: i32, spare: i32) -> ! {
-    // SAFETY: the descriptors were inherited, and nobody else here knows of them.
+    // SAFETY: the descriptors were inherited, and no other code here knows them.
     let [device, spare] = [device, spare].map(|file| unsafe { File::from_raw_fd(file) });
     let start = spare.try_clone().expect("a descriptor that was open");
     let at = Box::leak(Box::new(AtomicU64::new(AT_START)));
@@ -260,7 +260,7 @@ pub fn act_as_program(act: Act, device: i32, spare: i32) -> ! {
     plan.act_and_work()
 }
 
-/// Sets a filter that has the tracer asked about every system call that may be an act.
+/// Sets a filter that stops at every system call that may be an act, for the tracer.
 fn trace_by_filter() {
     const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

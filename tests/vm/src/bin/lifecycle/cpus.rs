@@ -50,7 +50,7 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
 }
 
 /// Brings a CPU online while the hypervisor refuses to publish its counters. Threads there get an
-/// error. They count there once the host allows it, and after the CPU has come online again.
+/// error. They count there when the host allows it and the CPU has come online again.
 pub fn come_online_without_counters(host: &dyn Host) -> Result<()> {
     let cpu = *cpus()?.last().context("there is no CPU")?;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
@@ -84,8 +84,8 @@ pub fn come_online_without_counters(host: &dyn Host) -> Result<()> {
     until_threads(before)
 }
 
-/// Unloads the module while a CPU is away on which a thread has counted, and brings the CPU back.
-/// The module's memory is someone else's by then, so that no page of it may be registered.
+/// Unloads the module while a CPU is offline on which a thread has counted, and brings the CPU
+/// back. By then the module's memory is somebody else's, so no page of it may be registered.
 pub fn absent_while_the_module_goes(host: &dyn Host) -> Result<()> {
     let cpu = *cpus()?.last().context("there is no CPU")?;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");

@@ -57,13 +57,13 @@ fn resume_goes_on() -> Result<()> {
     let stopped = session.read::<1>()?;
     session.resume()?;
     let resumed = session.read::<1>()?;
-    // Between the two counts are the end of one system call and the end of one read.
+    // Between the two counts there are only the end of one system call and the end of one read.
     let passed = resumed.counts[0].wrapping_sub(stopped.counts[0]);
     ensure!((1..10_000).contains(&passed), "{passed} instructions passed");
     Ok(())
 }
 
-/// Checks that a session whose new events are refused resumes those before.
+/// Checks that a session whose new events are refused continues with its former events.
 fn refused_start_is_not_resumed() -> Result<()> {
     /// A signal that does not exist.
     const NO_SIGNAL: i32 = 200;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests that the host can forbid a domain to count while its threads count and never ask the
+//! Tests that the host can forbid a domain to count while its threads count and never call the
 //! kernel.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -17,15 +17,15 @@ use crate::ends::{elsewhere, exact};
 /// How long it may take until every reader has begun.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Checks that when the hypercall has returned no thread reads numbers any more, on whichever vCPU
-/// it executes.
+/// Checks that no thread reads numbers any more when the hypercall has returned, whichever vCPU it
+/// executes on.
 pub fn forbidden_at_once(rounds: u32, host: &dyn Host) -> Result<()> {
     let before = threads()?;
     for _ in 0..rounds {
         let errors = forbid_while_reading(host);
         host.allow(true)?;
         for error in errors? {
-            // The page says so, or the kernel, which is asked if the page cannot tell.
+            // The page gives the reason, or the kernel, which is asked if the page cannot tell.
             let is_named = error.contains("EPERM") || error.contains("Operation not permitted");
             ensure!(is_named, "a thread gets the error {error}");
         }
@@ -51,7 +51,7 @@ fn forbid_while_reading(host: &dyn Host) -> Result<Vec<String>> {
             thread::yield_now();
         }
         let began = begun.load(SeqCst);
-        // This ends all readers, also those that have not begun.
+        // This ends all readers, even those that have not begun.
         let done = host.allow(false);
         forbidden.store(true, SeqCst);
         let errors = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));

@@ -53,7 +53,7 @@ fn main() -> Result<ExitCode> {
             tally.check(name, test().map_err(|error| format!("{error:#}")));
         }
     };
-    // A guest of KVM may have it once only.
+    // A guest of KVM may open this only once.
     let host = host()?;
     // These come first, since the sessions that later tests forget keep the module.
     test("module in use", &reload::in_use);
@@ -64,7 +64,8 @@ fn main() -> Result<ExitCode> {
     for (name, of_table) in ends::TESTS.iter().chain(processes::TESTS) {
         test(name, of_table);
     }
-    // Xen says itself who may execute RDPMC in a paravirtualised guest: a user's every process.
+    // In a paravirtualised guest, Xen itself decides who may execute RDPMC: all of a user's
+    // processes.
     if host.xen().is_none() {
         test(
             "a forked child reads no counter by itself",

@@ -108,7 +108,8 @@ fn in_child(child: impl FnOnce() -> bool) -> Result<()> {
     match unsafe { fork()? } {
         ForkResult::Child => {
             let code = if child() { 0 } else { 1 };
-            // SAFETY: ends the process at once, as a child that shares its parent's buffers must.
+            // SAFETY: this ends the process at once, as a child must that shares its parent's
+            // buffers.
             unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => match waitpid(child, None)? {
@@ -129,8 +130,8 @@ fn a_forked_child_is_told_so() -> Result<()> {
     exact(&witness)
 }
 
-/// Where the guest's kernel decides who may execute RDPMC, a process without pages of its own may
-/// not. This holds also if its address space began as a copy of one with pages.
+/// Checks a guest whose kernel decides who may execute RDPMC: a process without pages of its own
+/// may not. This also holds if its address space began as a copy of one with pages.
 pub fn a_forked_child_reads_no_counter() -> Result<()> {
     let session = counting()?;
     ensure!(session.read::<1>()?.direct, "the parent itself reads nothing directly");

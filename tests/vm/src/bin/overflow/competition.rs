@@ -31,8 +31,9 @@ const BYSTANDERS: usize = 2;
 /// Threads that end while they sample.
 const MAYFLIES: usize = 40;
 
-/// How often a physical CPU has to come back, and all of them from suspend to RAM, and for how long
-/// the threads that sample continue until then, on a machine that is quick or busy.
+/// How often one physical CPU has to come back, and how often all of them from suspend to RAM. The
+/// other numbers say how long the sampling threads continue until then, on a quick machine and on a
+/// busy one.
 pub const RETURNS_MIN: u64 = 3;
 pub const RESUMES_MIN: u64 = 1;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -42,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Log {
     pub period: u64,
     pub overflows: Overflows,
-    /// The number of rounds whose counts are wrong, and by how much at most.
+    /// The number of rounds whose counts are wrong, and the largest error.
     pub errors: u64,
     pub error_max: u64,
     pub skids: [u64; SKIDS],
@@ -112,7 +113,7 @@ fn are_enough(returns: &Returns) -> bool {
     at_least(&returns.last, RETURNS_MIN) && at_least(&returns.all, RESUMES_MIN)
 }
 
-/// Moves vCPUs, and takes physical CPUs offline and back if that is asked for.
+/// Moves vCPUs. If that is asked for, it also takes physical CPUs offline and back.
 fn disturb(
     options: &Options,
     cpus: &[usize],
@@ -164,7 +165,7 @@ fn sample(
     Ok(log)
 }
 
-/// Checks that a thread which counts without sampling notices nothing of those that do.
+/// Checks that a thread which counts without sampling notices nothing of the sampling threads.
 fn counts_only(done: &AtomicBool) -> Result<()> {
     let witness = Witness::new()?;
     while !done.load(Ordering::Relaxed) {

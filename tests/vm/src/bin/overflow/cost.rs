@@ -25,8 +25,8 @@ const TURNS: u64 = 500;
 /// A period that is too long to end while two threads switch.
 const LONG_PERIOD: u64 = 1 << 30;
 
-/// The documented cost of an overflow for the driver, see docs/caveats.md (unit: instructions), and
-/// the factor by which a measurement may differ from it, since compilers differ: 177 was seen.
+/// The documented cost of an overflow for the driver; see docs/caveats.md (unit: instructions). A
+/// measurement may differ from it by this factor, since compilers differ: 177 was seen.
 const INTERRUPT_INSTRUCTIONS: f64 = 180.0;
 const COST_BAND: f64 = 1.5;
 
@@ -36,7 +36,7 @@ struct Mark {
     module: ModuleStats,
 }
 
-/// The differences between two moments, to be divided by the number of things done.
+/// The differences between two moments, to be divided by the number of operations.
 struct Passed {
     from: Mark,
     to: Mark,
@@ -65,14 +65,14 @@ impl Passed {
         Ok(self.to.module.growth(&self.from.module, key)? as f64 / self.each as f64)
     }
 
-    /// Returns the mean of what the module measures itself.
+    /// Returns the mean of a cost that the module measures itself.
     fn measured(&self, what: &str) -> Result<f64> {
         let calls = self.module(&format!("{what}_calls"))?;
         Ok(self.module(&format!("{what}_instructions"))? / calls)
     }
 }
 
-/// Measures the costs of both, while this process does nothing else.
+/// Measures all costs while this process does nothing else.
 pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize]) -> Result<()> {
     samples(report, host, cpus[0])?;
     records(report, host, cpus[0])?;
@@ -152,7 +152,7 @@ fn switches(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     report.set("hv_instr_per_sampling_switch", load(|hook| hook.instructions));
     report.set("hv_msr_writes_per_sampling_switch", load(|hook| hook.msr_writes));
     let guest = passed.measured("switch_in")? + passed.measured("switch_out")?;
-    // It is not a number unless the module was loaded to measure switches.
+    // This is not a number unless the module was loaded to measure switches.
     report.set("guest_instr_per_sampling_switch", guest);
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what ends in the middle of sampling: threads, programs and processes, the module, CPUs.
+//! Tests threads, programs, processes, the module and CPUs that end in the middle of sampling.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests sampling: threads sample themselves, each with its own period, while everything moves
-//! under them, and every overflow is compared with what the thread has counted.
+//! Tests sampling: threads sample themselves, each with its own period, while threads and vCPUs are
+//! moved. Every overflow is compared with the thread's count.
 
 mod competition;
 mod cost;
@@ -141,7 +141,7 @@ fn compete(
 fn pending(report: &mut Report, options: &Options, host: &dyn Host, cpus: &[usize]) -> Result<()> {
     let before = ModuleStats::read()?;
     let outcomes = pending::run(cpus, options.yields())?;
-    // In guests of KVM some overflows are merged, for a reason that is not known.
+    // In guests of KVM some overflows are merged, for an unknown reason.
     let each_told = cpus.len() == 1 && host.xen().is_some();
     report.pending(&outcomes, each_told, &before, &ModuleStats::read()?)
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests overflows in the middle of a thread switch.
 //!
-//! Counters that count in the kernel as well overflow now and then where the kernel has disabled
+//! Counters that also count in the kernel now and then overflow where the kernel has disabled
 //! interrupts in order to switch threads.  The virtual interrupt comes when another thread
-//! executes, and the thread whose overflow it was gets its signal when it is resumed.
+//! executes. The thread whose counter has overflowed gets its signal when it is resumed.
 //!
-//! They also overflow where the kernel waits for a lock, with interrupts disabled, whose holder is
-//! on a vCPU that does not execute.  That takes so long that whole periods pass and are merged.
-//! This happens only then: with one vCPU nobody waits like this, and every overflow has to have its
-//! own signal.
+//! Such counters also overflow where the kernel waits, with interrupts disabled, for a lock whose
+//! holder is on a vCPU that does not execute.  That takes so long that whole periods pass and are
+//! merged. It cannot happen with one vCPU, where nobody waits like this, so every overflow has to
+//! have its own signal.
 
 use std::sync::Barrier;
 use std::thread;
@@ -19,8 +19,8 @@ use vm_tests::sampled::{self, Noted, SIGNAL};
 use vm_tests::threads::{SELF, run_on};
 
 /// The period. It is longer than the way of a signal through the kernel, so that the thread makes
-/// progress between two, and longer than the kernel disables interrupts when it does not have to
-/// wait.
+/// progress between two signals. It is also longer than the time for which the kernel disables
+/// interrupts when it does not have to wait.
 const PERIOD: u64 = 20_011;
 
 const THREADS: usize = 4;
@@ -29,7 +29,7 @@ const THREADS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub noted: Noted,
-    /// How often its period fits into its count.
+    /// How often the thread's period fits into its count.
     pub expected: u64,
 }
 
@@ -47,7 +47,7 @@ pub fn run(cpus: &[usize], yields: u64) -> Result<Vec<Outcome>> {
 fn switches(cpu: usize, yields: u64, begin: &Barrier) -> Result<Outcome> {
     let ready = run_on(SELF, &[cpu]).map_err(Error::from).and_then(|()| sampled::open());
     sampled::expect(&[PERIOD], 0);
-    // A thread that is alone would switch to no other one.
+    // Alone, a thread would have no other thread to switch to.
     begin.wait();
     let mut session = ready?;
     session

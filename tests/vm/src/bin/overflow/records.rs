@@ -66,8 +66,8 @@ fn descend(session: &mut Session, period: u64, descent: Descent) -> Result<u64> 
     Ok(sampling)
 }
 
-/// Does [`descend`] twice, since the first time allocates memory, without samples, whose number is
-/// known afterwards.
+/// Does [`descend`] twice, since the first time allocates memory. It takes no samples, so the
+/// number of instructions is known afterwards.
 fn count_descent(session: &mut Session, descent: Descent) -> Result<u64> {
     descend(session, NEVER, descent)?;
     let count = descend(session, NEVER, descent)?;
@@ -94,15 +94,16 @@ fn places() -> Result<()> {
         ensure!(record.tsc > tsc, "{record:?} comes after {tsc} ticks");
         tsc = record.tsc;
     }
-    // One number of instructions before the descent explains all records, to the instruction.
+    // If one number of instructions before the descent is right, it explains all records to the
+    // instruction.
     let explained = (0..BEFORE_MAX).filter_map(|before| explain(&taken, before)).max();
     let explained = explained.context("no place explains the records")?;
     ensure!(explained as u64 >= expected - 1, "{explained} of {expected} records are explained");
     Ok(())
 }
 
-/// Returns how many records are in the descent if this many instructions are executed before it, or
-/// `None` if one is elsewhere than it should be.
+/// Returns how many records are in the descent, if this many instructions are executed before it.
+/// Returns `None` if a record is not where it should be.
 fn explain(taken: &[Record], before: u64) -> Option<usize> {
     let mut inside = 0;
     let mut outermost = None;
@@ -142,7 +143,7 @@ fn full() -> Result<()> {
     for round in 1..=3 {
         let counted = descend(&mut session, PERIOD, descent)?;
         ensure!(counted == quiet, "{counted} counted with samples, {quiet} without");
-        // The ring is full in the first round, and half of it was taken before the second.
+        // The first round fills the ring, and half of it was taken before the second round.
         let lost = round * (expected - ROOM) as u64;
         ensure!(records.lost() == lost, "{} lost of {lost}", records.lost());
         let taken = all(&mut records)?;
@@ -160,7 +161,7 @@ fn counters() -> Result<()> {
     session.start_recording(&events)?;
     DESCENT.execute();
     session.stop()?;
-    // They continue where they stopped, and so do their periods.
+    // The counters continue where they stopped, and so do their periods.
     session.resume()?;
     DESCENT.execute();
     session.stop()?;
@@ -197,7 +198,7 @@ fn polled() -> Result<()> {
             let start = Instant::now();
             let waited = records.wait(PATIENCE)?;
             woken.store(true, Ordering::Relaxed);
-            // A wait that ends in vain looks once more, and would find the records then.
+            // A wait that times out looks once more, and would then find the records.
             ensure!(start.elapsed() < PATIENCE, "nobody has woken the reader");
             ensure!(waited.ready, "{waited:?}");
             let mut taken = all(&mut records)?.len() as u64;

@@ -24,7 +24,7 @@ pub struct Report {
     table: Vec<String>,
     /// The names of the conditions that hold.
     passed: Vec<String>,
-    /// The names of those that do not hold, and why.
+    /// The names of the conditions that do not hold, and the reasons.
     failed: Vec<String>,
 }
 
@@ -100,8 +100,8 @@ impl Report {
         self.demand("the allowed rate is not reached", throttled == 0, why);
     }
 
-    /// Judges overflows that came too late for their interrupt. `each_told` says whether each has
-    /// to have its own signal.
+    /// Judges overflows whose interrupt came too late. `each_told` says whether each has to have
+    /// its own signal.
     pub fn pending(
         &mut self,
         outcomes: &[pending::Outcome],
@@ -113,8 +113,8 @@ impl Report {
         self.set("imode_pending_delivered", delivered);
         self.set("imode_stray_interrupts", after.growth(before, "interrupts_stray")?);
         self.demand("late overflows are delivered", delivered > 0, "there were none");
-        // Periods that pass while the kernel has disabled interrupts and waits for another vCPU are
-        // merged, and a period that ends while it stops the counters has no signal.
+        // Periods are merged if they pass while the kernel has disabled interrupts and waits for
+        // another vCPU. A period that ends while the kernel stops the counters has no signal.
         let merged = after.growth(before, "overflows_merged")?;
         let lost: u64 = outcomes.iter().map(|outcome| outcome.noted.lost).sum();
         let is_right = outcomes.iter().all(|outcome| {
@@ -135,7 +135,7 @@ impl Report {
         Ok(())
     }
 
-    /// Judges signals in threads that have nothing to do with them.
+    /// Judges signals that came to threads which do not sample.
     pub fn elsewhere(&mut self) {
         let elsewhere = sampled::elsewhere();
         self.set("imode_wrong_thread", elsewhere);

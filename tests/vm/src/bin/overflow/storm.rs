@@ -35,7 +35,7 @@ struct Seen {
     extra: u64,
 }
 
-/// Raises the storm; the driver allows `rate` overflows per vCPU and ms.
+/// Raises the storm. The driver allows `rate` overflows per vCPU and ms.
 pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> Result<()> {
     let constants = &Constants::find()?;
     let session = sampled::open()?;
@@ -75,8 +75,8 @@ pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> R
     let tsc_khz = u64::from(session.description().tsc_khz);
     let (mut taken, mut allowed, mut within) = (0, 0, true);
     for ((vcpu, now), then) in last.0.since(&first.0).iter().zip(&last.1).zip(&first.1) {
-        // The driver counts in windows of a ms, which begin while the vCPU executes.  One may end
-        // with an overflow that was allowed in the window before.
+        // The driver counts in windows of a ms, which begin while the vCPU executes.  A window may
+        // end with an overflow that was allowed in the window before.
         let windows = vcpu.running.max_tsc / tsc_khz + vcpu.switches + 1;
         let (vcpu_taken, vcpu_allowed) = (now - then, windows * (rate + 1));
         within &= vcpu_taken <= vcpu_allowed;
@@ -104,8 +104,8 @@ pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> R
     Ok(())
 }
 
-/// Has perf sample more often than the driver allows. Returns how many periods have passed, the
-/// number of samples, and for how many periods they say that they stand.
+/// Makes perf sample more often than the driver allows. Returns how many periods have passed, the
+/// number of samples, and the number of periods that the samples stand for, as they say.
 fn sampled_by_perf() -> Result<(u64, u64, u64)> {
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     instructions.set_disabled(1);

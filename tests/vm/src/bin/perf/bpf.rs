@@ -18,7 +18,7 @@ const PROGRAM: &str = "hardware:instructions:100003 /comm == \"long\"/ { @[tid] 
 const SCRIPT: &str = "/tmp/two";
 const COUNTS: &str = "/tmp/two.csv";
 
-/// Runs `bpftrace` on two threads, and checks that each has the samples that it has to have.
+/// Runs `bpftrace` on two threads, and checks that each has the right number of samples.
 pub fn samples(machine: &Machine) -> Result<()> {
     let perf = "perf stat -x, -e instructions,context-switches";
     let script = format!("{perf} -o {COUNTS} sh -c '{LONG} & {LONG}; wait'");
@@ -38,8 +38,8 @@ pub fn samples(machine: &Machine) -> Result<()> {
     let rows = rows(&fs::read_to_string(COUNTS)?, 0);
     let (all, switches) = (sum(&rows, "instructions")?, sum(&rows, "context-switches")?);
     let each = LONG_EXECUTED.instructions;
-    // What the kernel did for both may have been in either thread. On each CPU, and after each
-    // switch, a thread continues with the part of a period that others have left.
+    // The kernel may have done its work for both in either thread. On each CPU, and after each
+    // switch, a thread continues with the rest of a period that others have begun.
     let edges = switches + machine.cpus.len() as u64;
     let (least, most) = (each / PERIOD - edges, (all - each) / PERIOD + edges);
     let is_right = |samples: &u64| (least..=most).contains(samples);

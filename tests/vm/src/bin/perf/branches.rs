@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the branches in perf's samples: each has to be the one that single steps of the same
-//! program have taken there.
+//! Tests the branches in perf's samples: each has to be the branch that single steps of the same
+//! program have found there.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -43,7 +43,7 @@ const XEN: std::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
 const VCPUS: usize = 2;
 const DATA: &str = "/tmp/branches.data";
 
-/// The tests of a tenant, beside which the control domain does the same.
+/// The tests of a tenant. Beside it, the control domain records branches, too.
 const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
     at_rest: &[("every branch of a sample was taken before it", of_one)],
     moved: &[
@@ -100,7 +100,7 @@ pub fn tenant() -> Result<ExitCode> {
     run_tests(&TESTS)
 }
 
-/// What samples had.
+/// The contents of samples.
 #[derive(Debug, Default)]
 struct Seen {
     samples: usize,
@@ -156,7 +156,7 @@ fn of_one(_: &Machine) -> Result<()> {
         sampled(program, USER | ANY, &mut seen)?;
     }
     ensure!(seen.kernels == 0, "{} branches of the kernel", seen.kernels);
-    // Only one that begins on another CPU has fewer.
+    // Only a sample whose program has just begun on another CPU has fewer branches.
     ensure!(seen.branches > 8 * seen.samples, "{seen:?}");
     println!("{seen:?}");
     Ok(())
@@ -172,7 +172,7 @@ fn of_each_kind(_: &Machine) -> Result<()> {
     ] {
         let mut seen = Seen::default();
         sampled(PROGRAMS[0], USER | kind, &mut seen)?;
-        // The others have left room for this number of this kind.
+        // The branches of other kinds leave room for this number of this kind.
         ensure!(seen.full > seen.samples / 2, "{kind:#x}: {seen:?}");
     }
     Ok(())
@@ -192,7 +192,7 @@ fn of_two(machine: &Machine) -> Result<()> {
     };
     let started: Result<Vec<_>> = PROGRAMS.iter().map(start).collect();
     let (mut samplings, held): (Vec<_>, Vec<_>) = started?.into_iter().unzip();
-    // The thread that has started them lets them go, and waits for each.
+    // The thread that has started the programs lets them go, and waits for each.
     held.into_iter().try_for_each(Held::run)?;
     let mut seen = Seen::default();
     for (path, sampling) in paths?.iter().zip(&mut samplings) {
@@ -248,7 +248,7 @@ fn moved(machine: &Machine) -> Result<()> {
     machine.disturbed(|| of_one(machine))
 }
 
-/// Runs `perf record -b`, and has `perf script` print the branches.
+/// Runs `perf record -b`, and `perf script`, which prints the branches.
 fn recorded(_: &Machine) -> Result<()> {
     let path = Path::of(&mut Command::new(PROGRAMS[0]))?;
     let period = PERIOD.to_string();

@@ -31,7 +31,7 @@ impl Cgroup {
         let root = Path::new(ROOT);
         if !root.join(ENABLE).exists() {
             mount(Some("none"), root, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
-            // perf's controller has no name here: it comes when any is enabled.
+            // perf's controller has no name here: the kernel enables it with any other controller.
             fs::write(root.join(ENABLE), "+pids")?;
         }
         let dir = root.join(name);
@@ -39,7 +39,7 @@ impl Cgroup {
         Ok(Self { name, dir })
     }
 
-    /// Puts a process into the group, and with it whatever it starts.
+    /// Puts a process into the group, and with it everything that it starts.
     pub fn add(&self, process: Pid) -> Result<()> {
         Ok(fs::write(self.dir.join("cgroup.procs"), process.to_string())?)
     }
@@ -80,8 +80,8 @@ fn of_group(rows: &[Row], group: &Cgroup) -> Vec<Row> {
     rows.iter().filter(|row| row.more.first().is_some_and(|of| of == group.name)).cloned().collect()
 }
 
-/// Checks that what CPUs count of a group in which perf's own benchmark starts dozens of processes
-/// is what an event counts that these processes inherit.
+/// Checks two counts of perf's own benchmark, which starts dozens of processes in a group: the
+/// count of CPUs for the group has to equal the count of an event that these processes inherit.
 pub fn inherited(machine: &Machine) -> Result<()> {
     let group = Cgroup::new("bench")?;
     let bench = ["bench", "sched", "messaging", "-g", "1", "-l", "1"];

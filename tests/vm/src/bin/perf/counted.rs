@@ -37,7 +37,7 @@ const TURNS_MAX: u32 = 1_000;
 /// How long an event may wait for its turn.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A time after which the module has looked for contexts of perf's again.
+/// After this time the module has looked for contexts of perf's again.
 const LOOK: Duration = Duration::from_millis(1_500);
 
 /// Instructions and branches of the calling thread, as a group.
@@ -105,8 +105,8 @@ pub fn threads(machine: &Machine) -> Result<()> {
     machine.disturbed(|| machine.scattered(THREADS, |id| regions(id, constant, || Ok(()))))
 }
 
-/// Checks that threads count exactly after events that sample on the same counters. These are
-/// closed before they overflow, so their counters overflow later, while others count with them.
+/// Checks that threads count exactly after events that sample on the same counters. These events
+/// are closed before they overflow. So their counters overflow later, while others count with them.
 pub fn after_samples(machine: &Machine) -> Result<()> {
     const PERIOD: u64 = 100_003;
     let constant = Group::constant()?;
@@ -191,8 +191,8 @@ pub fn with_threads_counters(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Counts regions with events that begin and end at once, and are led by the first. After each
-/// region, demands that `agree` accepts their counts, and that all have grown.
+/// Counts regions with events that begin and end at once, led by the first. After each region, it
+/// demands that `agree` accepts their counts, and that all counts have grown.
 fn together<const N: usize>(
     machine: &Machine,
     mut attributes: [perf_event_attr; N],
@@ -240,8 +240,8 @@ pub fn of_both_modes(machine: &Machine) -> Result<()> {
     })
 }
 
-/// A program may write a whole select word, as for the register: the bits of both rings, of the
-/// interrupt and of the counter itself (0x53 in bits 16 to 23) are the driver's to set.
+/// Tests that a program may write a whole select word, as for the register. The driver sets the
+/// bits of both rings, of the interrupt and of the counter itself (0x53 in bits 16 to 23).
 pub fn raw_words(machine: &Machine) -> Result<()> {
     together(machine, [raw(0xc0), raw(0x53_00c0)], |now| {
         let [event, word] = now;
@@ -250,7 +250,7 @@ pub fn raw_words(machine: &Machine) -> Result<()> {
     })
 }
 
-/// Returns the number of counters that count select words.
+/// Returns the number of counters that can count a select word.
 pub fn general(machine: &Machine) -> usize {
     slots_of(machine.caps.slots()).filter(|slot| slot.fixed_number().is_none()).count()
 }
@@ -299,7 +299,7 @@ pub fn without_room(machine: &Machine) -> Result<()> {
     Ok(run_on(SELF, &machine.cpus)?)
 }
 
-/// Checks more events than counters: perf says for how long each has counted.
+/// Checks more events than counters: perf says how long each has counted.
 pub fn in_turns(machine: &Machine) -> Result<()> {
     let general = general(machine) as u64;
     let attributes = (0..8).map(|n| {

@@ -65,9 +65,10 @@ impl Drop for Exporter {
     }
 }
 
-/// Checks that what it exports is never more than what pinned events of the same CPUs count
-/// meanwhile. Its eight events take turns on the testbed's four general counters, and the exported
-/// value of each is what it has counted in its own turns: much of a program, but not all.
+/// Checks that the exported counts are never more than the counts of pinned events of the same
+/// CPUs. The exporter's eight events take turns on the testbed's four general counters. The
+/// exported value of each event is what it has counted in its own turns: much of a program, but not
+/// all.
 pub fn agrees(machine: &Machine) -> Result<()> {
     let cpus = &machine.cpus;
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);

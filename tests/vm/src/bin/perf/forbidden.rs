@@ -27,7 +27,8 @@ pub fn not_counted(machine: &Machine) -> Result<()> {
     let counted = rows(&perf(&count)?, 0);
     equal(executed(&counted)?, LOOP_EXECUTED, &counted)?;
 
-    // This process' time begins with its first instruction: perf has not seen it execute.
+    // This process' time begins with its first instruction, since perf has not seen it execute
+    // before.
     let programs = held(&[LOOP])?;
     let pids = pids(&programs);
     check_not_counted(&forbidden(machine, || {

@@ -30,7 +30,7 @@ fn take_turns(region: Region, from: &mut PipeReader, to: &mut PipeWriter) -> Res
     Ok(())
 }
 
-/// Counts what this process and a child of another user execute that take turns on one CPU.
+/// Counts this process and a child of another user, which take turns on one CPU.
 fn count(region: Region) -> Result<u64> {
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     instructions.set_inherit(1);
@@ -51,12 +51,12 @@ fn count(region: Region) -> Result<u64> {
 }
 
 /// Checks that the counts are exact. The two processes switch to each other directly, so perf
-/// exchanges their contexts and does not remove their events from the CPU, while the page there
-/// must not be shown to the other user.
+/// exchanges their contexts and leaves their events on the CPU. Meanwhile the page there must not
+/// be shown to the other user.
 pub fn by_another_user(machine: &Machine) -> Result<()> {
     let cpu = *machine.cpus.last().context("there is no CPU")?;
     run_on(SELF, &[cpu])?;
-    // This executes whatever is executed only once.
+    // This executes everything that is executed only once.
     count(SHORT)?;
     let before = ModuleStats::read()?;
     let [short, long, again] = [count(SHORT)?, count(LONG)?, count(SHORT)?];

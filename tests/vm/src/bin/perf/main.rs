@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests Linux's perf on the module's PMU: it compares counts and samples with the truth, while
-//! threads are moved between vCPUs and these between physical CPUs, in the control domain and in a
-//! tenant that it creates.
+//! Tests Linux's perf on the module's PMU. It compares counts and samples with the truth, while
+//! threads are moved between vCPUs, and vCPUs between physical CPUs. It tests in the control domain
+//! and in a tenant that it creates.
 
 mod bpf;
 mod branches;
@@ -84,13 +84,13 @@ impl Machine {
             };
             let result = go_on();
             stop.store(true, Ordering::Relaxed);
-            // The scope waits for what the thread does, and not for the thread's end.
+            // The scope waits for the thread's work, but not for the thread's end.
             disturber.join().expect("no thread panics");
             result
         })
     }
 
-    /// Moves threads between vCPUs while `all` of them do something.
+    /// Moves threads between vCPUs while all of them do something.
     pub fn scattered(
         &self,
         threads: usize,
@@ -158,7 +158,7 @@ fn here(only: &str) -> Result<ExitCode> {
             tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
         }
     };
-    // This test is first, since perf's contexts of this process would hold the module.
+    // This test is first. Otherwise perf's contexts of this process would hold the module.
     test("the module stays while perf counts, and goes with who counted", counted::unload);
     test("events that cannot be right are refused", refused::all);
     test("users may count what perf's policy says", refused::by_policy);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests a thread that samples itself while perf's events beside that come and go.
+//! Tests a thread that samples itself while other events of perf's come and go.
 //!
-//! Whenever an event of perf's that samples begins to count, the module loads the thread's counters
-//! again, with interrupts disabled. If one of them has overflowed just before, the module finds it
-//! there, and tells the thread by work that the kernel does when perf has let its locks go.
+//! Whenever a sampling event of perf's begins to count, the module loads the thread's counters
+//! again, with interrupts disabled. If one of them has overflowed just before, the module finds
+//! that there. It tells the thread by irq_work, which the kernel does when perf has released its
+//! locks.
 
 use anyhow::{Result, ensure};
 use perf_event_open_sys::bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS;
@@ -17,7 +18,7 @@ use vm_tests::threads::{SELF, run_on};
 use crate::Machine;
 
 /// The period. It is longer than the way of a signal through the kernel, so that the thread makes
-/// progress between two. Unit: instructions of both modes.
+/// progress between two signals. Unit: instructions of both modes.
 const PERIOD: u64 = 20_011;
 
 /// The period of perf's event, which does not end.
@@ -26,20 +27,20 @@ const NEVER: u64 = 1 << 60;
 /// How often an event of perf's comes and goes.
 const CHANGES: u32 = 4_000;
 
-/// How often work has to be done, more often than others have the kernel do some meanwhile.
+/// How often irq_work has to be done at least. This is more often than others cause some meanwhile.
 const FOUND_MIN: u64 = 50;
 
 struct Outcome {
     noted: Noted,
     /// How often the period fits into the thread's count.
     expected: u64,
-    /// The number of overflows that were told together with the one before.
+    /// The number of overflows that were reported together with the one before.
     merged: u64,
     /// How often the kernel has done work.
     works: u64,
 }
 
-/// Checks that each overflow is told once, or together with the one before.
+/// Checks that each overflow is reported once, or together with the one before.
 pub fn found(machine: &Machine) -> Result<()> {
     run_on(SELF, &machine.cpus[..1])?;
     sampled::handle()?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests that samples of the guest's kernel name the instruction before which the counter
-//! interrupted, even if interrupts were disabled. The emulator says which one that was (its tally,
-//! `testbed/qemu`).
+//! interrupted, even if interrupts were disabled. The emulator's tally says which instruction that
+//! was (`testbed/qemu`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,7 +74,8 @@ fn sample(period: u64) -> Result<[u64; 2]> {
     anyhow::bail!("no sample in {period} system calls")
 }
 
-/// Runs the test on one vCPU, which stays on one CPU. For a tenant the control domain sees to that.
+/// Runs the test on one vCPU, which stays on one physical CPU. For a tenant the control domain
+/// makes sure of that.
 pub fn of_the_kernel(machine: &Machine) -> Result<()> {
     let vcpu = *machine.cpus.first().context("no vCPU")?;
     run_on(SELF, &[vcpu])?;

@@ -22,16 +22,16 @@ const LOOP_SECOND: u64 = 2;
 const PERIOD: u64 = 100_003;
 const DATA: &str = "/tmp/perf.data";
 
-/// How many samples perf is to take each second, where it chooses the period. Where each of them
-/// takes longer than the time between two, perf makes the period ever shorter, and the program does
-/// not get on. A sample takes milliseconds in a guest of KVM whose host is emulated.
+/// How many samples perf has to take each second if it chooses the period. If each sample takes
+/// longer than the time between two, perf makes the period ever shorter, and the program makes no
+/// progress. A sample takes milliseconds in a guest of KVM whose host is emulated.
 const FREQUENCY: &str = "97";
 
 /// The options that say what is sampled, and where the samples go.
 const OPTIONS: [&str; 6] = ["-c", "100003", "-e", "instructions:u", "-o", DATA];
 
-/// Returns the addresses at which each period of the loop ends in such a thread: the next
-/// instruction to be executed.
+/// Returns the addresses at which each period of the loop ends in such a thread. Each is that of
+/// the next instruction.
 fn ends(thread: &str) -> Result<Vec<String>> {
     let file = fs::read(LOOP)?;
     // This is `e_entry` of an ELF file.
@@ -89,12 +89,12 @@ pub fn everywhere(machine: &Machine) -> Result<()> {
     let samples_of =
         |of: &str| samples().map(|all| all.iter().filter(|s| s.starts_with(of)).count());
     let seen = samples_of("long ")? as u64;
-    // The CPUs' periods begin before the program and continue after it, on whatever CPUs it has
-    // executed.
+    // The CPUs' periods begin before the program and continue after it, on every CPU on which it
+    // has executed.
     let expected = LONG_EXECUTED.instructions / PERIOD;
     let edges = machine.cpus.len() as u64;
     ensure!(seen.abs_diff(expected) <= edges, "{seen} samples of {expected}");
-    // One CPU's event of a group with one program has nothing else to count.
+    // In a group with only one program, an event of a CPU counts nothing else.
     let group = Cgroup::new("sampled")?;
     let cpu = *machine.cpus.last().context("there is no CPU")?;
     let programs = held(&[LOOP])?;
@@ -124,7 +124,7 @@ pub fn top(_: &Machine) -> Result<()> {
     const SCREENS_MAX: usize = 60;
     let mut top = Command::new("perf");
     top.args(["top", "--stdio", "-d", "1", "-F", FREQUENCY, "-e", "instructions:u"]);
-    // It waits for keys at its end, which do not come.
+    // `perf top` waits for keys at its end, which do not come.
     let mut top = top.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("no perf")?;
     let lines = BufReader::new(top.stdout.take().context("a pipe")?).lines();
     let done = &AtomicBool::new(false);
@@ -157,7 +157,7 @@ pub fn frequency(_: &Machine) -> Result<()> {
     let shell = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
     perf(&["record", "-F", FREQUENCY, "-g", "-o", DATA, "sh", "-c", shell])?;
     let samples = perf(&["script", "-i", DATA, "-F", "ip"])?;
-    // A sample consists of its place and, below, its callers'.
+    // A sample consists of its place and, below, of its callers.
     let stacks: Vec<_> = samples.split("\n\n").filter(|one| !one.trim().is_empty()).collect();
     let called = stacks.iter().filter(|stack| stack.lines().count() > 1).count();
     ensure!(stacks.len() >= 20, "{} samples: {samples}", stacks.len());

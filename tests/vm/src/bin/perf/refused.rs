@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests events that the PMU cannot count, or not in this way.
+//! Tests events that the PMU cannot count at all, or not in the requested way.
 
 use std::fs;
 
@@ -69,8 +69,8 @@ fn group_without_room(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks perf's policy of what users may count, with Debian's highest level: their own threads in
-/// user mode, in the kernel, and CPUs.
+/// Checks what users may count at each level of perf's policy, even Debian's highest: their own
+/// threads in user mode, their own threads in the kernel, and CPUs.
 pub fn by_policy(machine: &Machine) -> Result<()> {
     let cpu = Whose::Cpu(machine.cpus[0]);
     let before = fs::read_to_string(PARANOID)?;

@@ -81,7 +81,7 @@ fn round(sampling: &mut Sampling, period: u64) -> Result<u64> {
         periods += events / period;
     }
     ensure!(periods == expected, "{periods} periods of {period} told, {expected} passed");
-    // The code that enables and disables is counted as well, and may end a period.
+    // The code that enables and disables counting is counted as well, and may end a period.
     ensure!(elsewhere <= 2, "{elsewhere} of {samples} samples are elsewhere");
     Ok(periods - samples)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests events that send signals when they overflow, opened as rr opens them: pinned, of a whole
-//! select word, with a period that does not end until another one is set.
+//! Tests events that send signals when they overflow, opened as rr opens them: pinned, with a whole
+//! select word, and with a period that does not end until another one is set.
 
 use std::iter::repeat_n;
 
@@ -20,7 +20,7 @@ const NEVER: u64 = 1 << 60;
 const PERIODS: [u64; 12] = [1, 2, 3, 7, 25, 60, 102, 500, 999, 1_000, 1_001, 10_007];
 const TIMES: usize = 5;
 
-/// More than the longest period, of instructions and of conditional branches.
+/// A region with more instructions, and more conditional branches, than the longest period.
 const WORK: Region = Region { first: 20_000, second: 20_000 };
 
 /// The bits that a register of the PMU needs for user mode with an interrupt.
@@ -42,10 +42,11 @@ fn selects(machine: &Machine) -> [u64; 2] {
     [0xc0, if machine.caps.vendor == VENDOR_AMD { 0xd1 } else { 0x01_c4 }]
 }
 
-/// Checks that the handler finds as many events beyond each period: what it has executed itself.
+/// Checks that the handler counts the same number of events beyond each period, which are those of
+/// its own execution.
 ///
 /// The function that counts them is compiled once, so that it executes the same instructions each
-/// time: a compiler may make a copy of a loop's first round.
+/// time. Otherwise a compiler might copy a loop's first round.
 #[inline(never)]
 fn check(select: u64, count_beyond: &mut dyn FnMut(u64) -> Result<u64>) -> Result<()> {
     let mut expected = None;
@@ -60,7 +61,7 @@ fn check(select: u64, count_beyond: &mut dyn FnMut(u64) -> Result<u64>) -> Resul
     Ok(())
 }
 
-/// Has the event count on while no period ends.
+/// Makes the event continue to count while no period ends.
 fn count_without_end(event: &Event) -> Result<()> {
     event.set_period(NEVER)?;
     event.enable()?;
@@ -90,7 +91,7 @@ pub fn exactly(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks the same of a period that is set while the event counts.
+/// Checks the same for a period that is set while the event counts.
 pub fn while_it_counts(machine: &Machine) -> Result<()> {
     for select in selects(machine) {
         let event = open(select)?;

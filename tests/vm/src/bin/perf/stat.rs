@@ -16,13 +16,13 @@ use crate::tool::{
 
 const RUNS: usize = 20;
 
-/// Returns what [`STEPPED`] has executed, and whether perf says so: it says "not counted" of events
-/// that have counted for no time at all.
+/// Returns the counts of [`STEPPED`], and whether perf has printed them. It prints "not counted"
+/// for events that have counted for no time at all.
 fn count() -> Result<(Executed, bool)> {
     let events = format!("{EVENTS},task-clock");
-    // If perf scaled counts, those of no time would be 0.
+    // If perf scaled counts, a count over no time would be 0.
     let printed = perf(&["stat", "-v", "--no-scale", "-e", &events, STEPPED])?;
-    // Each event has these numbers, in this form only if perf is verbose: count, time enabled, time
+    // For each event, verbose perf prints these numbers in this form: count, time enabled, time
     // running.
     let of = |event: &str| -> Result<[u64; 3]> {
         let line = printed.lines().find_map(|line| line.strip_prefix(event)?.strip_prefix(": "));
@@ -56,7 +56,7 @@ pub fn exact(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Tests the events that the PMU lists, by whose names perf's users find them.
+/// Tests the events that the PMU lists, and by whose names perf's users select them.
 pub fn listed(machine: &Machine) -> Result<()> {
     const AMD: [&str; 4] = ["branch-instructions", "branch-misses", "cpu-cycles", "instructions"];
     // On Nehalem, reference cycles are those of its bus.
@@ -104,7 +104,7 @@ pub fn intervals(_: &Machine) -> Result<()> {
     let options = ["-x,", "-I", "20", "-e", EVENTS, "-p", &pids(&programs)];
     let mut perf = RunningPerf::start("stat", &options)?;
     programs.remove(0).run()?;
-    // If all processes have ended while perf prints an interval, it leaves out the last one. So one
+    // If all processes have ended while perf prints an interval, perf omits the last one. So one
     // process waits until perf has shown everything.
     perf.disable()?;
     programs.remove(0).run()?;

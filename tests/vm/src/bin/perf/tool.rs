@@ -55,8 +55,8 @@ impl RunningPerf {
         Ok(perf)
     }
 
-    /// Stops the counting. If perf counts in intervals, it prints one for what it has counted since
-    /// the last one.
+    /// Stops the counting. If perf counts in intervals, it prints one more, for the time since the
+    /// last one.
     pub fn disable(&mut self) -> Result<()> {
         self.order("disable")
     }
@@ -116,8 +116,8 @@ pub struct Row {
     /// The count, or `None` if the event was not counted.
     pub count: Option<u64>,
     pub event: String,
-    /// The columns after the event: the cgroup or the spread, if there is one, then for how long it
-    /// was counted, in ns, and that time as a share, in percent.
+    /// The columns after the event: the cgroup or the spread, if there is one; how long the event
+    /// was counted, in ns; and that time as a share, in percent.
     pub more: Vec<String>,
 }
 
@@ -141,8 +141,8 @@ pub fn rows(printed: &str, before: usize) -> Vec<Row> {
     printed.lines().filter_map(row).collect()
 }
 
-/// Returns the sum of what the rows of an event have counted. An event in whose time the program
-/// did not execute, as in the first interval, is said to be not counted: it adds nothing.
+/// Returns the sum of an event's rows. In some rows, such as the first interval, the program did
+/// not execute. perf says that the event was not counted in them, and they add nothing.
 pub fn sum(rows: &[Row], event: &str) -> Result<u64> {
     let sum = rows.iter().filter(|row| row.event == event).filter_map(|row| row.count).sum();
     ensure!(sum > 0, "{event} was not counted: {rows:?}");

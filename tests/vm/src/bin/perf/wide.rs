@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests that the sum of what CPUs count is what all threads count.
+//! Tests that the CPUs' counts add up to the counts of all threads.
 
 use std::fs;
 use std::hint::black_box;
@@ -22,7 +22,8 @@ const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 const ITERATIONS: u64 = 400_000;
 
-/// How many readings in a row have to find that nobody else executes, and how many there may be.
+/// How many readings in a row have to find that no other program executes, and how many readings
+/// there may be.
 const SILENT_READINGS: u32 = 5;
 const READINGS_MAX: u32 = 500;
 
@@ -46,7 +47,7 @@ impl Both {
         Ok(Self { cpus, threads: Event::open(inherited, Whose::Thread(SELF), None)? })
     }
 
-    /// Returns by how much the CPUs have counted more than the threads.
+    /// Returns how much more the CPUs have counted than the threads.
     #[inline(never)]
     fn more(&self) -> Result<u64> {
         let mut cpus = 0;
@@ -56,11 +57,11 @@ impl Both {
         Ok(cpus - self.threads.count()?)
     }
 
-    /// Waits until no other program executes in user mode. What the test before has printed is
-    /// passed on by the program that has started this one, which takes a while on a busy machine.
+    /// Waits until no other program executes in user mode. The program that has started this one
+    /// forwards the output of the test before, which takes a while on a busy machine.
     ///
-    /// What this thread executes between reading its own CPU and reading itself is the same each
-    /// time, once memory was touched.
+    /// Between the reading of its own CPU and the reading of itself, this thread executes the same
+    /// each time, once memory was touched.
     fn wait_for_silence(&self) -> Result<()> {
         let (mut silent, mut last) = (0, 0);
         for _ in 0..READINGS_MAX {
@@ -76,8 +77,8 @@ impl Both {
     }
 }
 
-/// Checks that both are equal after `act`. No other program executes in user mode, since the one
-/// that has started this waits for it.
+/// Checks that both are equal after `act`. No other program executes in user mode, since the
+/// program that has started this one waits for it.
 fn equal(machine: &Machine, act: impl FnOnce() -> Result<()>) -> Result<()> {
     run_on(SELF, &machine.cpus[..1])?;
     let both = Both::open(machine)?;
@@ -128,8 +129,8 @@ pub fn equal_until_unplugged(machine: &Machine) -> Result<()> {
     })
 }
 
-/// Has two users count on one CPU, each in pages of its own, which are exchanged below the CPU's
-/// event.
+/// Makes two users count on one CPU, each in pages of its own. The pages are exchanged while the
+/// CPU's event counts.
 pub fn equal_to_users(machine: &Machine) -> Result<()> {
     admit(0o660)?;
     let cpu = *machine.cpus.last().context("there is no CPU")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The control domain's part: it serves pages to the tenant, asks for the tenant's, and makes the
+//! The control domain's part: it serves pages to the tenant, fetches pages from it, and makes the
 //! pictures meanwhile.
 
 use std::fs;
@@ -74,8 +74,8 @@ fn start_tenant(network: &str) -> Result<Tenant> {
     Ok(tenant)
 }
 
-/// Has the tenant fetch pages for this many seconds, and does something meanwhile. Returns how many
-/// pages it has fetched.
+/// Makes the tenant fetch pages for this many seconds, and does something meanwhile. Returns the
+/// number of pages that the tenant has fetched.
 fn beside_load(tenant: &mut Tenant, seconds: u64, act: impl FnOnce() -> Result<()>) -> Result<u64> {
     tenant.send(&json!(seconds))?;
     act()?;
@@ -87,7 +87,7 @@ fn more_than_none(pages: u64) -> Result<(), String> {
     if pages > 0 { Ok(()) } else { Err("none were fetched".to_owned()) }
 }
 
-/// Runs a command whose output people see.
+/// Runs a command whose output is for people.
 fn show(words: &[&str]) -> Result<()> {
     println!("$ {}", words.join(" ").replace("/work/", ""));
     let status = Command::new(words[0]).args(&words[1..]).status().context(words.join(" "))?;
@@ -96,8 +96,8 @@ fn show(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Samples the host, and accounts what domains execute, while this domain fetches pages. `list`
-/// names the tenant's functions.
+/// Samples the host, and accounts the domains, while this domain fetches pages. `list` names the
+/// tenant's functions.
 fn record_host(list: &str) -> Result<()> {
     let seconds = SECONDS.to_string();
     let counts = [PERFCTR, "domains", "counts", "-e", "instructions", "--"];
@@ -144,7 +144,7 @@ fn top_of_threads() -> Result<()> {
     shown
 }
 
-/// Returns how many pictures there are, and are not empty.
+/// Returns the number of pictures that are not empty.
 fn pictures() -> Result<usize> {
     let names = ["host.svg", "primes.svg", "top-host", "top"];
     let lengths = names.map(|name| fs::metadata(format!("/out/{name}")).map(|file| file.len()));

@@ -23,13 +23,13 @@ const BITS: u32 = 30;
 
 /// Debian's Busybox, which both have.
 pub const BUSYBOX: &str = "/usr/bin/busybox";
-/// The halves of the split driver: that of the control domain, and that of the tenant.
+/// The two halves of the split driver: the control domain's and the tenant's.
 const BACKEND_MODULE: &str = "/usr/lib/perfctr/xen-netback.ko";
 const FRONTEND_MODULE: &str = "/usr/lib/perfctr/xen-netfront.ko";
 /// The tenant's device.
 const DEVICE: &str = "eth0";
-/// The script that Xen's tools run when the control domain's end of the device is there. They tell
-/// it what that is called.
+/// The script that Xen's tools run when the control domain's end of the device exists. They pass it
+/// the name of that end.
 const SCRIPT: &str = "/run/vif";
 /// The port at which the tenant sends the list of its kernel's functions.
 const FUNCTIONS_PORT: u16 = 81;
@@ -79,7 +79,7 @@ pub fn connect() -> Result<()> {
     let functions = fs::read("/proc/kallsyms")?;
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // Whoever asks notices that something is missing.
+            // If something is missing, the receiver notices it.
             let _ = stream.write_all(&functions);
         }
     });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The tenant's part: it serves pages, and asks for those of the control domain when it is told.
+//! The tenant's part: it serves pages, and fetches the control domain's pages on request.
 
 use std::process::ExitCode;
 

@@ -119,7 +119,7 @@ impl Machine {
         Asker { user: self.user, filter: self.filter }
     }
 
-    /// Checks that the library's answer is this message, and so is the command's.
+    /// Checks that library and command give this message.
     fn check(&self) -> Result<()> {
         (self.during)(&|| {
             let why = std::io::Error::from_raw_os_error(self.errno);
@@ -142,7 +142,7 @@ impl Machine {
     }
 }
 
-/// Checks the machines that this place can be, and that no two have the same message.
+/// Checks the machines that this place can imitate, and that no two have the same message.
 pub fn machines(tally: &mut Tally, place: Place) {
     for machine in MACHINES.iter().filter(|machine| machine.place == place) {
         let outcome = machine.check().map_err(|error| format!("{error:#}"));
@@ -202,7 +202,7 @@ struct Asker {
 const SELF: Asker = Asker { user: ROOT, filter: None };
 
 impl Asker {
-    /// Returns what these words print in such a process.
+    /// Returns the output of these words in such a process.
     fn printed(self, words: &[&str]) -> Result<String> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("answer").uid(self.user);
@@ -247,13 +247,13 @@ fn expect(asker: Asker, lines: &[&str]) -> Result<()> {
         let is_said = printed.lines().any(|line| line.starts_with(text));
         ensure!(is_said, "`{text}` is not in:\n{printed}");
     }
-    // A provider that cannot count says why again when it is asked to.
+    // A provider that cannot count repeats the reason when it is asked to count.
     let counts = !lines.contains(&TSC_IS);
     ensure!(counts || printed.contains("start: no counters for instructions:u\n"), "{printed}");
     Ok(())
 }
 
-/// Has `perf_event_open` of this process and its children fail with this error number.
+/// Makes `perf_event_open` of this process and its children fail with this error number.
 fn forbid_perf_events(errno: u16) -> Result<()> {
     let step =
         |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };

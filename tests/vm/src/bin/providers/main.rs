@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the library's providers together: what each one counts, and what it answers where it
-//! cannot count.
+//! Tests the library's providers together: their counts, and their answers where they cannot count.
 
 mod answers;
 mod measure;

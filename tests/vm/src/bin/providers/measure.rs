@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests measurements of closures, which leave out what the measurement itself executes.
+//! Tests measurements of closures, which exclude the cost of the measurement itself.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -76,7 +76,7 @@ fn known_loop_in_a_closure() -> impl FnMut() {
     || known_loop()
 }
 
-/// Checks that futures that take turns have the counts of their own polls.
+/// Checks that futures which take turns get the counts of their own polls.
 fn futures() -> Result<()> {
     let counting = start([INSTRUCTIONS, BRANCHES])?;
     let mut undisturbed = 0;
@@ -93,7 +93,7 @@ fn futures() -> Result<()> {
                 least.contains(&third),
                 "round {round}: {third} in a poll, {known} in its loop"
             );
-            // They had the same polls but for two that were not the last.
+            // Both had the same polls, except for two polls that were not the last.
             ensure!(long - short == 2 * third, "round {round}: {short}, {long}, {third} in a poll");
         }
     }
@@ -101,7 +101,7 @@ fn futures() -> Result<()> {
     Ok(())
 }
 
-/// What two futures have counted, and a poll of the longer one that was not its last.
+/// The counts of two futures, and of a poll of the longer one that was not its last.
 struct Turns {
     short: Counts<2>,
     long: Counts<2>,

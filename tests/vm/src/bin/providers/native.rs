@@ -44,7 +44,7 @@ fn finds_it() -> Result<()> {
     Ok(())
 }
 
-/// Returns by how much a reading is more than the region.
+/// Returns how much more a reading is than the region.
 fn beyond(reading: &Reading<2>, region: Region) -> [u64; 2] {
     let [instructions, branches] = reading.counts;
     [instructions.wrapping_sub(region.instructions()), branches.wrapping_sub(region.branches())]
@@ -79,8 +79,8 @@ fn count(stream: u64) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Checks that every reading differs from the truth by the same two numbers, which are what one
-/// reading executes. Each retry adds the same two again.
+/// Checks that every reading differs from the truth by the same two numbers, which are the cost of
+/// one reading. Each retry adds these two numbers again.
 fn competing_threads() -> Result<()> {
     let threads = THREADS * cpus()?.len();
     let all = thread::scope(|scope| {

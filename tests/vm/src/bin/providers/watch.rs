@@ -46,9 +46,9 @@ const FRAMES_INSTRUCTIONS: u64 = 2_000_015;
 
 /// A region that takes long enough for events to take turns.
 const REGION: Region = Region { first: 1_000_000, second: 1_000_000 };
-/// How often benchmarks that have not changed are compared with the baseline.
+/// How often unchanged benchmarks are compared with the baseline.
 const UNCHANGED_RUNS: usize = 10;
-/// The most instructions that a thread executes in order to be told something.
+/// The most instructions that a thread executes to receive an order.
 const BESIDE: u64 = 200_000;
 
 fn named(watch: Watch) -> Watch {
@@ -78,8 +78,9 @@ fn started() -> Result<()> {
     Ok(())
 }
 
-/// Starts a shell that waits before it executes the script. It has said so, since the kernel begins
-/// to count in the middle of an exec, which may be after the program's starter continues.
+/// Starts a shell that waits before it executes the script, and returns when the shell has said
+/// that it waits. The kernel begins to count in the middle of an exec, which may be after the
+/// program's starter continues.
 fn waiting(script: &str) -> Result<Child> {
     let script = format!("echo; read go; {script}");
     let mut shell = Command::new("sh");
@@ -196,8 +197,8 @@ fn turns() -> Result<()> {
 /// The number of events between two samples.
 const PERIOD: u64 = 10_007;
 
-/// How many samples Linux allows in a second. It lowers that by itself if they take long, as on an
-/// emulated CPU.
+/// How many samples Linux allows in a second. Linux lowers that itself if samples take long, as on
+/// an emulated CPU.
 const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "100000");
 const LOWERED_AT: (&str, &str) = ("/proc/sys/kernel/perf_cpu_time_max_percent", "0");
 
@@ -271,7 +272,7 @@ fn examples() -> Result<()> {
         let said = run(&[example])?;
         let count = |line: &str| line.split_whitespace().rev().nth(1)?.parse().ok();
         let counts: Vec<u64> = said.lines().filter_map(count).collect();
-        // Each line is of more work than the one before.
+        // Each line stands for more work than the one before.
         ensure!(counts.len() == lines && counts[0] > 10_000 && counts.is_sorted(), "{said}");
     }
     Ok(())
@@ -301,9 +302,10 @@ fn pieces() -> Result<()> {
     Ok(())
 }
 
-/// Checks a table of which each thread has executed a thousand rounds more than another.
+/// Checks a table in which each thread has executed a thousand rounds more than another.
 fn exact_regions(table: &str) -> Result<()> {
-    // The counts of both events in all and its own, by threads in the order of their rounds.
+    // The inclusive and the exclusive counts of both events, by threads in the order of their
+    // rounds.
     let rows = |region: &str| -> Result<Vec<[u64; 4]>> {
         let mut rows: Vec<[u64; 4]> = Vec::new();
         for line in table.lines().filter(|line| line.split_whitespace().next() == Some(region)) {
@@ -322,14 +324,14 @@ fn exact_regions(table: &str) -> Result<()> {
     for counts in 0..4 {
         let more = |n: usize| sum[n + 1][counts] - sum[n][counts];
         ensure!(more(0) == more(1) && more(0) % 1_000 == 0 && more(0) > 0, "{sum:?}");
-        // What is around the sums is the same in all threads.
+        // The code around the sums is the same in all threads.
         let rest = |n: usize| work[n][0] - sum[n][0];
         ensure!(rest(0) == rest(1) && rest(1) == rest(2) && rest(0) < 200, "{work:?}");
     }
     Ok(())
 }
 
-/// Checks spans of which two have executed the same, and another one two thousand rounds more.
+/// Checks spans. Two of them have executed the same, and another one two thousand rounds more.
 fn exact_spans(printed: &str) -> Result<()> {
     let counts = |name: &str| -> Result<Vec<[u64; 2]>> {
         let of_name = printed.lines().filter(|line| line.split(' ').next() == Some(name));
@@ -376,8 +378,7 @@ fn benchmark() -> Result<()> {
     Ok(())
 }
 
-/// Runs the example of `perfctr-gate`, whose sum is of one number more if the variable `MORE` is
-/// set.
+/// Runs the example of `perfctr-gate`. If the variable `MORE` is set, it adds up one number more.
 fn gated() -> Result<()> {
     let baseline = format!("--baseline={}/perfctr-gate.json", env::temp_dir().display());
     let run = |options: &[&str], words: [&str; 2], status: i32| -> Result<[u64; 2]> {

@@ -56,7 +56,7 @@ fn control(counters: &[CounterConfig]) -> Control {
     control
 }
 
-/// Makes requests that are refused whatever the state.
+/// Makes requests that are refused in any state.
 pub fn refuse(bench: &mut Bench) -> Result<()> {
     let bound = open_device().context("cannot open the device")?;
     // This is a second descriptor of the counters that the bench's session has given this thread.
@@ -124,7 +124,7 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
     Ok(())
 }
 
-/// Tries every number of the device's type in each direction, and those that differ from a
+/// Tries every number of the device's type in each direction. Also tries numbers that differ from a
 /// request's in one bit: of its number, its size, its direction or its type.
 fn unknown_numbers(bench: &mut Bench, bound: &File) {
     let known: Vec<u32> = REQUESTS.iter().map(|request| request.number).collect();
@@ -226,7 +226,7 @@ fn mappings(bench: &mut Bench, bound: &File) {
     });
 }
 
-/// Tries what another thread may not do with this thread's descriptor.
+/// Tries requests that another thread may not make with this thread's descriptor.
 fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
     bench.refused("control by another thread", Refusal::ESRCH, || {
         elsewhere(|| ioctl_with(bound, IOC_CONTROL, control(&[VALID])))
@@ -247,7 +247,7 @@ fn rings(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// A request, the answer that it has to have, and the answer that it had.
+/// A request, the expected answer, and the actual answer.
 type Answered = (&'static str, Refusal, Result<(), Refusal>);
 
 /// Makes requests for rings in the thread that owns the counters.

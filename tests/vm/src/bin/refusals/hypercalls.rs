@@ -41,14 +41,14 @@ fn load(counters: &[CounterConfig]) -> HvLoad {
     load
 }
 
-/// Returns how `op` is refused. An operation on the whole host is refused first of all to any
-/// domain but a control domain.
+/// Returns how `op` is refused. If a domain is not a control domain, an operation on the whole host
+/// is refused before anything else is checked.
 fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
     let others = HOST_OPS.contains(&op) && host.xen().is_none();
     if others { Refusal::EPERM } else { errno }
 }
 
-/// Makes requests that are refused whatever the state.
+/// Makes requests that are refused in any state.
 pub fn refuse(bench: &mut Bench, host: &dyn Host) {
     arguments(bench, host);
     branches(bench, host);
@@ -63,7 +63,7 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
             host.perfctr_op(op, Argument::Null, 0)
         });
     }
-    // No counter is kept for samples of the host.
+    // On this host no counter is kept for samples of the host.
     for op in [OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP] {
         let profile = HvProfile { evntsel: 0x43_00c0, period: 100_000, cpus: 1, flags: 0 };
         let what = format!("samples of the host, operation {op}");
@@ -71,7 +71,7 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
             call(host, op, profile, size_of::<HvProfile>())
         });
     }
-    // Nor are there any for accounts.
+    // No counters are kept for accounts either.
     for op in [OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP] {
         let accounting = HvAccounting { evntsel: 0x43_00c0, reserved: 0 };
         let what = format!("accounts of the host's domains, operation {op}");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests everything that must be refused, with the documented error number, and without a change.
+//! Tests that everything that must be refused is refused with the documented error number, and
+//! changes nothing.
 //!
-//! Each request is made while the calling thread counts, and differs from a valid one in one
-//! point.  After it the thread still counts exactly, and its vCPU's page says that nothing was
-//! loaded.
+//! Each request is made while the calling thread counts, and differs from a valid one in one point.
+//! Afterwards the thread still counts exactly, and its vCPU's page says that nothing was loaded.
 
 mod configs;
 mod device;

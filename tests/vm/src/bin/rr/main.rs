@@ -123,7 +123,7 @@ fn test(only: &str) -> Result<ExitCode> {
     let mut test = |(name, test): &(&str, fn() -> Result<()>)| {
         tally.check(name, test().map_err(|error| format!("{error:#}")));
     };
-    // The usual run has the first ones only.
+    // The usual run executes only the first ones.
     let at_rest = &TESTS.at_rest[..pick(3, TESTS.at_rest.len())];
     let moved = &TESTS.moved[..pick(1, TESTS.moved.len())];
     at_rest.iter().filter(is_wanted).for_each(&mut test);
@@ -164,8 +164,8 @@ fn record_and_replay(command: &[&str], options: &[&str]) -> Result<Vec<u8>> {
     Ok(recording.written.clone())
 }
 
-/// Checks that recordings of a program differ, so that its replays could: by nature it writes
-/// something else in each run.
+/// Checks that recordings of a program differ, so that its replays could differ. By nature the
+/// program writes something else in each run.
 fn differing(command: &[&str], options: &[&str], times: usize) -> Result<()> {
     let first = record_and_replay(command, options)?;
     for _ in 0..times.max(3) {

@@ -52,7 +52,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Memory is all that the guest has.
+        // The guest keeps its files in memory, so recordings must not stay.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
@@ -69,13 +69,13 @@ fn ensure_success(output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Runs the test of counters that rr's sources have, with interrupts after this many ticks. It
-/// demands exact ticks, which are conditional branches, and an interrupt not later than rr's table
-/// says of the processor. Here the program must be interrupted by the very tick. The signal's
+/// Runs the test of counters in rr's sources, with interrupts after this many ticks. Ticks are
+/// conditional branches. The test demands exact ticks, and an interrupt not later than rr's table
+/// says for the processor. Here the program must be interrupted by the very tick. The signal's
 /// handler executes no conditional branch before the count is read.
 ///
-/// Its two processes wait for each other thousands of times. They share a CPU, since a sleeping
-/// vCPU takes long to wake where the machine is busy.
+/// The test's two processes wait for each other thousands of times. They share a CPU, since a
+/// sleeping vCPU takes long to wake on a busy machine.
 pub fn check_ticks(periods: &[u64]) -> Result<()> {
     let cpus = cpus()?;
     run_on(SELF, &cpus[..1])?;
@@ -85,7 +85,8 @@ pub fn check_ticks(periods: &[u64]) -> Result<()> {
 }
 
 fn check_period(period: u64) -> Result<()> {
-    // It writes into a file, since its second process holds a pipe if the first one has failed.
+    // The test writes into a file, since its second process holds a pipe if the first one has
+    // failed.
     let file = File::create(COUNTERS_SAID)?;
     let mut counters = Command::new("timeout");
     counters.args([PATIENCE, "/work/counters", "5", &period.to_string()]);

@@ -17,8 +17,8 @@ const VCPUS: usize = 2;
 /// The tenant's memory: enough for the packages, twice while they are unpacked, and recordings.
 const MEMORY_MIB: u32 = 768;
 
-/// How often and how long the tenant is waited for. A test has many replays, each of which is given
-/// minutes.
+/// How often, and how long, the control domain waits for the tenant. A test has many replays, each
+/// of which may take minutes.
 const POLL: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(900);
 

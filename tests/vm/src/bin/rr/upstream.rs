@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs rr's own tests, two at a time, and says what became of each, and how long it took.
+//! Runs rr's own tests, two at a time, and prints the result of each, and how long it took.
 
 use std::fs;
 use std::path::Path;
@@ -20,8 +20,8 @@ const SKIPPED: i32 = 77;
 /// How many lines of a failed test are shown.
 const TAIL: usize = 30;
 
-/// Runs those tests of the list that are wanted, or all. Whether they pass does not matter: another
-/// machine's results have to be compared with these.
+/// Runs the wanted tests of the list, or all. It does not matter whether they pass, since the
+/// results are compared with those of another machine.
 pub fn run(dir: &Path, wanted: &str) -> Result<ExitCode> {
     fs::create_dir_all("/tmp")?;
     let list = fs::read_to_string(dir.join("list")).context("the list of rr's tests")?;
@@ -45,7 +45,7 @@ pub fn run(dir: &Path, wanted: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs one test of the list. Returns its name, a blank, and whether it passes, or why not.
+/// Runs one test of the list. Returns its name, a blank, and that it passes or why it does not.
 fn result_of(dir: &Path, test: &str) -> String {
     let words: Vec<&str> = test.split(' ').collect();
     let [name, script, program, option] = words[..] else {

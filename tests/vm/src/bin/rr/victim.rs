@@ -12,11 +12,12 @@ use libc::{ITIMER_REAL, c_int, itimerval, setitimer, timeval};
 use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// Has a block eight times in the machine code, one after the other.
+/// Puts a block eight times into the machine code, one after the other.
 ///
 /// In a replay rr finds the place of a signal, or of a switch of threads, by a breakpoint on that
-/// instruction. It is set some branches earlier, on AMD 10,000, and stops the program whenever it
-/// comes by. A loop in which each instruction is there 64 times comes by less often.
+/// instruction. rr sets the breakpoint some branches earlier, on AMD 10,000, and it stops the
+/// program whenever the program reaches it. In a loop that has each instruction 64 times, that
+/// happens less often.
 macro_rules! eightfold {
     ($block:expr) => {{
         $block;
@@ -30,12 +31,12 @@ macro_rules! eightfold {
     }};
 }
 
-/// Signals until the program ends, and the time between two, in which rr can deal with one of them.
-/// Unit of the latter: µs.
+/// The number of signals until the program ends, and the time between two, in which rr can handle
+/// one. Unit of the latter: µs.
 const SIGNALS: usize = 12;
 const INTERVAL: i64 = 40_000;
 
-/// How far the program was when each signal came.
+/// The program's progress when each signal came.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 static PLACES: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 static SIGNALLED: AtomicUsize = AtomicUsize::new(0);
@@ -46,20 +47,20 @@ extern "C" fn handler(_: c_int) {
     }
 }
 
-/// Executes branches until enough signals have come, and writes where each was.
+/// Executes branches until enough signals have come, and writes the progress at each.
 pub fn signalled() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: the handler only writes to atomic variables.
     unsafe { sigaction(Signal::SIGALRM, &action)? };
     let interval = timeval { tv_sec: 0, tv_usec: INTERVAL };
     let timer = itimerval { it_interval: interval, it_value: interval };
-    // SAFETY: the timer can be read, and the old one is not asked for.
+    // SAFETY: the timer can be read, and the pointer for the old one is null.
     Errno::result(unsafe { setitimer(ITIMER_REAL, &raw const timer, ptr::null_mut()) })?;
     let mut mixed = 1_u64;
     while SIGNALLED.load(Relaxed) < SIGNALS {
         eightfold!(eightfold!({
             mixed = mixed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // Which branches are executed depends on the number.
+            // The number decides which branches are executed.
             if mixed >> 63 == 0 {
                 mixed = black_box(mixed ^ 0x55);
             }
@@ -75,7 +76,7 @@ const THREADS: u64 = 4;
 /// The steps of each thread. It is a multiple of 64, since the loop's body has 64 of them.
 const STEPS: u64 = 288_000;
 
-/// Has threads change one number without regard for each other, and writes what became of it.
+/// Makes threads change one number without synchronisation, and writes the result.
 pub fn racing() -> Result<()> {
     let (number, lost) = (&AtomicU64::new(1), &AtomicU64::new(0));
     thread::scope(|scope| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what `perfctr stat` says of a process that runs already, and of intervals, and what
-//! `perfctr record` finds in the kernel meanwhile.
+//! Tests what `perfctr stat` reports about a running process and about intervals, and what `perfctr
+//! record` finds in the kernel.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write, pipe};
@@ -21,8 +21,8 @@ use crate::subject;
 
 /// The orders. All have as many digits.
 const ORDERS: [&str; 2] = ["400000", "910000"];
-/// How often each order is given. Nothing but the beginning and the end of counting stops the
-/// process' threads.
+/// How often each order is given. Only the beginning and the end of counting stop the process'
+/// threads.
 const PAIRS: usize = 5;
 /// An order that takes many intervals, and one that a new thread executes.
 const LONG: &str = "50000000";
@@ -74,7 +74,7 @@ pub fn worker() -> Result<()> {
 
 /// Gives the worker this order, and waits until it is executed and all its threads wait again.
 pub fn order(pid: &str, text: &str) -> Result<()> {
-    // The order is written in one piece, since the worker executes more for two.
+    // The order is written in one piece, since two pieces would make the worker execute more.
     let mut input = File::options().write(true).open(format!("/proc/{pid}/fd/0"))?;
     input.write_all(format!("{text}\n").as_bytes())?;
     let mut answer = String::new();
@@ -90,7 +90,7 @@ impl Worker {
         let mut command = Command::new(subject::path()?);
         command.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped());
         let worker = Self(command.spawn()?);
-        // What is executed only once is executed now.
+        // This executes everything that is executed only once.
         for order in [ORDERS[0], ORDERS[1]] {
             self::order(&worker.pid(), order)?;
         }
@@ -106,13 +106,13 @@ impl Worker {
         self.counted_by(&["-p", &self.pid()], order)
     }
 
-    /// Counts what is executed meanwhile by whom these options name.
+    /// Counts those whom these options name while the worker executes this order.
     fn counted_by(&self, options: &[&str], order: &str) -> Result<[u64; 2]> {
         let program = subject::words(&["order", &self.pid(), order])?;
         Ok(counts(&stat(options, &program)?.document)?[0])
     }
 
-    /// Has the worker end normally.
+    /// Makes the worker end normally.
     fn finish(mut self) -> Result<()> {
         drop(self.0.stdin.take());
         let status = self.0.wait()?;
@@ -121,7 +121,7 @@ impl Worker {
     }
 }
 
-/// Checks that the counts of two orders differ by their lengths, in the threads that there were.
+/// Checks that the counts of two orders differ by the orders' lengths, in the threads that existed.
 pub fn exact(tally: &mut Tally) -> Result<()> {
     let worker = Worker::start()?;
     let lengths = ORDERS.map(|order| order.parse::<u64>().unwrap_or_default());
@@ -192,8 +192,8 @@ pub fn in_the_kernel(tally: &mut Tally) -> Result<()> {
     worker.finish()
 }
 
-/// Checks that intervals sum up to the whole, until an interrupt, the process's end, or the
-/// program's.
+/// Checks that intervals add up to the whole, until an interrupt, the end of the process, or the
+/// end of the program.
 pub fn intervals(tally: &mut Tally) -> Result<()> {
     let worker = Worker::start()?;
     let pid = worker.pid();
@@ -242,7 +242,7 @@ fn watch(options: &[&str]) -> Result<Child> {
     Ok(child)
 }
 
-/// Checks that the first event's intervals sum up to the whole count, which is at least `least`.
+/// Checks that the first event's intervals add up to the whole count, which is at least `least`.
 fn sum_up(tally: &mut Tally, perfctr: &mut Child, what: &str, least: u64) -> Result<()> {
     let status = perfctr.wait()?;
     let text = fs::read_to_string(RESULT)?;

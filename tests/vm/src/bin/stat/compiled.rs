@@ -22,7 +22,7 @@ pub fn run() -> Result<()> {
     let code = code.make_exec()?;
     let list = format!("/tmp/perf-{}.map", std::process::id());
     fs::write(&list, format!("{:x} 10 {NAME}\n", code.as_ptr() as u64))?;
-    // SAFETY: the memory begins with a function of the C ABI, which changes RCX and flags only.
+    // SAFETY: the memory begins with a function of the C ABI, which changes only RCX and flags.
     unsafe {
         let function: extern "C" fn() = std::mem::transmute(code.as_ptr());
         function();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Compares what `perfctr info` says of the machine with what the machine, the kernel's log and the
-//! test itself know.
+//! Compares the report of `perfctr info` with facts that the machine, the kernel's log and the test
+//! itself know.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -23,8 +23,8 @@ const SAMPLE_RATE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 const GENERAL: u32 = 4;
 const FIXED: u32 = 3;
 const BITS: u32 = 48;
-/// A level of `perf_event_paranoid`, one of the module's parameter, a number of samples in a
-/// second, and the device's mode. A machine begins with other values of each.
+/// A level of `perf_event_paranoid`, a value of the module's parameter, a number of samples in a
+/// second, and the device's mode. Each differs from the value with which a machine begins.
 const LEVEL: i32 = 1;
 const MODULE_LEVEL: i32 = 0;
 const RATE: u64 = 12_345;
@@ -102,7 +102,7 @@ fn cpu() -> Result<Value> {
     }))
 }
 
-/// Checks what an administrator has set. Each value is set to another one than before.
+/// Checks values that an administrator has set. Each value is set to another one than before.
 fn policy(tally: &mut Tally, guest: bool) -> Result<()> {
     let mut files = vec![(perf::PARANOID, LEVEL.to_string()), (SAMPLE_RATE, RATE.to_string())];
     if guest {

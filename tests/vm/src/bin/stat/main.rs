@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what the commands `perfctr stat` and `perfctr record` say of programs that are known.
+//! Tests what the commands `perfctr stat` and `perfctr record` report about programs with known
+//! counts.
 
 mod attached;
 mod command;
@@ -25,7 +26,7 @@ use vm_tests::threads::cpus;
 
 use command::{Stat, stat};
 
-/// The number of runs of one program, which all have to have the same counts.
+/// The number of runs of one program, which all must have the same counts.
 const RUNS: u32 = 20;
 /// A program without a library, threads or children (`alone.S`).
 const ALONE: &str = "/work/alone";
@@ -56,7 +57,7 @@ fn main() -> Result<ExitCode> {
 
 /// Runs all checks of a machine with this provider.
 fn judge(provider: &str) -> Result<ExitCode> {
-    // Programs have the same addresses each time, and so execute the same instructions.
+    // Then programs have the same addresses each time, and so execute the same instructions.
     personality::set(personality::get()? | Persona::ADDR_NO_RANDOMIZE)?;
     // C libraries ask the kernel for random numbers, and execute more while it has none.
     File::open("/dev/random")?.read_exact(&mut [0])?;
@@ -129,8 +130,8 @@ fn metric(tally: &mut Tally, truth: Executed) -> Result<()> {
     Ok(())
 }
 
-/// Checks events that the kernel counts, beside those that counters count: a thread of the program
-/// writes to so many new pages.
+/// Checks events that the kernel counts, beside events of counters: a thread of the program writes
+/// to a known number of new pages.
 fn of_the_kernel(tally: &mut Tally) -> Result<()> {
     const PAGES: [&str; 2] = ["1000", "3000"];
     let counts = |pages| -> Result<[u64; 3]> {
@@ -166,8 +167,8 @@ fn disturbed(body: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-/// Checks two runs of a program with threads and children: their counts differ by the lengths of
-/// their work, in each thread and child by itself.
+/// Checks two runs of a program with threads and children. Their counts differ by the lengths of
+/// their work, separately in each thread and child.
 fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
     let runs = subject::TREES
         .iter()
@@ -175,7 +176,7 @@ fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let threads =
         runs.iter().map(|run| command::threads(&run.document)).collect::<Result<Vec<_>>>()?;
-    // The first thread waits for the others, and it is not known how often.
+    // The first thread waits for the others, an unknown number of times.
     let distances: Vec<Vec<i64>> =
         threads[0].iter().zip(&threads[1]).skip(1).map(difference).collect();
     let [short, long] = subject::TREES.map(|tree| subject::work(&tree[1..]));
@@ -202,7 +203,7 @@ fn difference((one, two): (&Vec<u64>, &Vec<u64>)) -> Vec<i64> {
     one.iter().zip(two).map(|(one, two)| two.wrapping_sub(*one).cast_signed()).collect()
 }
 
-/// Checks that `perfctr stat` ends as its program does, and names a program that cannot be
+/// Checks that `perfctr stat` ends with its program's status, and names a program that cannot be
 /// executed.
 fn ends(tally: &mut Tally) -> Result<()> {
     let stopped = "(sleep 0.1; kill -CONT $$) & kill -STOP $$; wait; exit 3";

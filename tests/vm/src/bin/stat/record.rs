@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests what `perfctr record` and `perfctr report` say of programs whose functions have known
+//! Tests what `perfctr record` and `perfctr report` say about programs whose functions have known
 //! lengths.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub const PERIOD: u64 = 100_003;
 const EVENT: &str = "instructions:u";
 /// The file with the profile.
 pub const PROFILE: &str = "/tmp/perfctr.data";
-/// Reports for tools on the machine outside: as they read them and as text.
+/// Reports for tools on the machine outside: in these tools' formats, and as text.
 const OUT: [(&str, &str); 5] = [
     ("text", "/out/report.txt"),
     ("folded", "/out/report.folded"),
@@ -93,7 +93,7 @@ fn firefox() -> Result<BTreeMap<String, u64>> {
     Ok(samples)
 }
 
-/// Tests a program of Debian's, and what is refused.
+/// Tests one of Debian's programs, and requests that are refused.
 pub fn others(tally: &mut Tally) -> Result<()> {
     third_party(tally)?;
     compiled(tally)?;
@@ -118,7 +118,7 @@ fn callers(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Tests a stripped program of Debian's, whose threads share its work as they like.
+/// Tests a stripped program of Debian's, whose threads share its work in any way.
 fn third_party(tally: &mut Tally) -> Result<()> {
     let words =
         (0..INPUT_BYTES / 8).map(|n| format!("{:07x} ", n.wrapping_mul(2_654_435_761) >> 5));
@@ -143,7 +143,7 @@ fn third_party(tally: &mut Tally) -> Result<()> {
         let is_right = samples.iter().zip(&expected).all(|(one, other)| one.abs_diff(*other) <= 1);
         is_right.then_some(()).ok_or(format!("{samples:?} found, {expected:?} expected"))
     });
-    // It is not known how often its threads wait for each other.
+    // Its threads wait for each other, an unknown number of times.
     let (all, counted) = (periods.iter().sum::<u64>() as f64, counted as f64 / PERIOD as f64);
     tally.check("xz has as many samples as perfctr stat counts periods", {
         let is_right = threads.len() >= 3 && (all / counted - 1.0).abs() < 0.05;
@@ -157,8 +157,8 @@ fn third_party(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Tests a function that a program has compiled at run time, and which has the name that the
-/// program's list gives it.
+/// Tests a function that a program has compiled at run time. Its name must be the one in the
+/// program's list.
 fn compiled(tally: &mut Tally) -> Result<()> {
     record(&[], &subject::words(&["compiled"])?)?;
     // An iteration is two instructions.
@@ -180,7 +180,7 @@ fn compiled(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that what cannot be done is refused with a reason, and that nothing is written.
+/// Checks that an impossible request is refused with a reason, and that nothing is written.
 fn refused(tally: &mut Tally) -> Result<()> {
     fs::write("/tmp/nonsense", "{\"format\":\"perfctr profile\",\"version\":7}")?;
     for (name, options, printed) in [

@@ -42,7 +42,7 @@ fn late(iterations: u64) {
 fn caller(lengths: [u64; 2]) {
     early(black_box(lengths[0]));
     late(black_box(lengths[1]));
-    // This keeps either call from being the function's last instruction.
+    // This prevents either call from being the function's last instruction.
     black_box(lengths);
 }
 

@@ -10,7 +10,7 @@ use vm_tests::region::Region;
 use vm_tests::step::Executed;
 
 /// The lengths of work in two threads, and then in a process, for two runs. Programs parse their
-/// arguments, so both runs have the same number of digits, in all and for the process.
+/// arguments, so both runs have the same number of digits, in total and for the process.
 pub const TREES: [[&str; 4]; 2] =
     [["subject", "40000", "700000", "1090000"], ["subject", "900000", "30000", "2000000"]];
 
@@ -34,7 +34,7 @@ const fn region(length: u64) -> Region {
     Region { first: length, second: length / 2 + 1 }
 }
 
-/// Writes to so many new pages, in a thread. All runs have room for as many.
+/// Writes to this many new pages, in a thread. All runs have room for equally many.
 pub fn pages(arguments: &[String]) -> Result<()> {
     const PAGE: usize = 4096;
     const ROOM: usize = 4_000;
@@ -42,7 +42,7 @@ pub fn pages(arguments: &[String]) -> Result<()> {
         anyhow::bail!("{arguments:?} found, a number of pages expected")
     };
     let pages = pages.parse()?;
-    // A huge page would be a single fault.
+    // With a huge page there would be only a single fault.
     prctl::set_thp_disable(true)?;
     let thread = thread::spawn(move || {
         let mut memory = vec![0_u8; ROOM * PAGE];
@@ -53,9 +53,9 @@ pub fn pages(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Executes work of these lengths. One length is this program's own work. If there are several, the
-/// last one is a child's, which gets only that one, and the others are those of threads, one after
-/// the other.
+/// Executes work of these lengths. A single length is this program's own work. If there are
+/// several, the last one is for a child, which gets only that one. The others are for threads, one
+/// after the other.
 pub fn run(lengths: &[String]) -> Result<()> {
     match lengths {
         [] => anyhow::bail!("no work"),

@@ -10,10 +10,10 @@ use serde_json::json;
 use vm_tests::module;
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc, send};
 
-/// The time between two looks whether it has ended. A look costs something itself.
+/// The time between two checks whether the program has ended. A check costs something itself.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
-/// How long it may take by the control domain's clock. Most of that time passes while the program
-/// sleeps, and takes the emulator no time.
+/// How long the program may take by the control domain's clock. Most of that time passes while the
+/// program sleeps, and takes the emulator no time.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
 
 /// What to do.

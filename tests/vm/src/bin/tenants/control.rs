@@ -26,9 +26,9 @@ const PCPUS: u32 = 2;
 pub const VCPUS: usize = 2;
 /// Regions that each of the tenant's threads measures.
 const REGIONS: u64 = 4_000;
-/// The time after which a tenant that has begun to count is in the middle of it.
+/// When a tenant has begun to count, it is in the middle of counting after this time.
 pub const TIME_TO_COUNT: Duration = Duration::from_secs(2);
-/// A reason for which a tenant may not count any more, and how it is told.
+/// A reason for which a tenant may not count any more, and how the tenant learns it.
 #[derive(Debug)]
 pub struct Why {
     /// The error number in the thread's page, or of the module when it is asked.
@@ -47,8 +47,7 @@ pub const FORBIDDEN: Why = Why {
 };
 /// How long it may take until the domains have taken turns on a CPU, or a restored one goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The number of changes of domains, of which some are certainly to this one and on the CPU that is
-/// looked at.
+/// The number of switches to this domain after which one was certainly on the CPU that is checked.
 const TURNS: u64 = 4;
 
 /// What to do.
@@ -117,9 +116,9 @@ fn emulated(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// Tests a tenant that must not count at first, and then counts while its vCPUs are suspended. It
-/// is saved to a file and continues, and is saved and restored again. Then it is restored where it
-/// may not count, and in the end it is forbidden to.
+/// Tests a tenant that may not count at first, and then counts while its vCPUs are suspended. It is
+/// saved to a file and continues, and is saved and restored again. Then it is restored where it may
+/// not count, and in the end it is forbidden to count.
 fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create("traveller", VCPUS, Tsc::Native, "travel")?;
     tenant.unpause()?;
@@ -135,9 +134,9 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.save_and_restore()?;
     goes_on(host, &tenant)?;
     sleep(TIME_TO_COUNT);
-    // The tenant would report it if a reading had been refused.
+    // If a reading had been refused, the tenant would report it.
     tally.check("a tenant that is restored counts on", equal(tenant.is_silent(), true));
-    // To the host it is another domain after that, which nobody has allowed to count.
+    // Afterwards the host sees it as another domain, which nobody has allowed to count.
     tenant.save_and_restore()?;
     tenant.unpause()?;
     expect_refusal(
@@ -156,11 +155,11 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
 }
 
 /// Checks that its events of perf count while it is saved and continues, and while it is saved and
-/// restored, then do not, and then count again.
+/// restored. Then they do not count, and then they count again.
 fn of_perf(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     begins(tenant)?;
     sleep(TIME_TO_COUNT);
-    // The tenant would report it if an event had missed anything.
+    // If an event had missed anything, the tenant would report it.
     tenant.checkpoint()?;
     sleep(TIME_TO_COUNT);
     let silent = equal(tenant.is_silent(), true);
@@ -180,8 +179,8 @@ fn goes_on(host: &Host, tenant: &Tenant) -> Result<()> {
     counts_on(host, || host.invite(tenant))
 }
 
-/// Calls `act`, and waits until the tenant's vCPUs, which are all that count, have told the driver
-/// what to count.
+/// Calls `act`, and waits until the tenant's vCPUs have told the driver what to count. No other
+/// vCPUs count.
 pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let loads = || Ok::<_, Refusal>(host.xen.stats()?.hook[HOOK_LOAD].calls);
     let (before, start) = (loads()?, Instant::now());
@@ -193,8 +192,8 @@ pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the tenant could read no numbers any more, but the reason, and that what it had read
-/// was exact.
+/// Checks that the tenant could read no more numbers, but got the reason, and that all numbers
+/// before were exact.
 pub fn expect_refusal(
     tally: &mut Tally,
     whose: &str,
@@ -220,8 +219,8 @@ pub fn contains_any(reply: &Value, words: &[&str]) -> Result<(), String> {
     if words.iter().any(|word| text.contains(word)) { Ok(()) } else { Err(reply.to_string()) }
 }
 
-/// Checks that the module says why it refuses, and that the CPU does not let the tenant read
-/// counters.
+/// Checks that the module gives the reason for its refusal, and that the CPU does not let the
+/// tenant read counters.
 pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
     let reply = tenant.receive()?;
     let is_right = reply["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
@@ -239,17 +238,17 @@ pub fn begins(tenant: &mut Tenant) -> Result<()> {
     Ok(())
 }
 
-/// What was counted on this machine before, which counters may still hold.
+/// The counting on this machine before, of which counters may still hold events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Past {
     /// Nothing.
     None,
-    /// Something. A domain may find events of its own in counters that it does not use: those that
-    /// it had before its vCPUs were told what to count.
+    /// Something was counted. A domain may find events of its own in counters that it does not use:
+    /// those that it had before its vCPUs were told what to count.
     Unknown,
 }
 
-/// Has both domains count, while their vCPUs are moved between the same physical CPUs.
+/// Makes both domains count, while their vCPUs are moved between the same physical CPUs.
 pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Result<()> {
     let role = format!("count {REGIONS}");
     let mut tenant = Tenant::create_kind(kind, "count", VCPUS, Tsc::Native, &role)?;
@@ -297,8 +296,9 @@ pub fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
 }
 
 /// Waits until this domain, whose vCPUs all count now, has followed the tenant, which executes, on
-/// every physical CPU. Until then a counter may hold events that the domain before left the other
-/// one to count, or that a domain counted there before with other counters: events of its own.
+/// every physical CPU. Until then a counter may hold events of the domain itself: those that it
+/// caused while selectors of the previous domain were still set, or those that it counted there
+/// before with other counters.
 fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
     for vcpu in 0..VCPUS as u32 {
         xen.set_affinity(tenant, vcpu, 1 << (vcpu % PCPUS))?;
@@ -317,8 +317,7 @@ fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
     Ok(())
 }
 
-/// Counts until the tenant says what it has seen. Returns what this domain and the tenant have
-/// seen.
+/// Counts until the tenant sends its results. Returns this domain's results and the tenant's.
 pub fn count_together(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
     let cpus = &cpus()?;
     let tenant_cpus = &Vec::from_iter(0..VCPUS);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs threads of one domain that count known regions, while everything moves under them.
+//! Runs threads of one domain that count known regions, while threads and vCPUs are moved.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
@@ -36,7 +36,7 @@ const FIXED_INSTRUCTIONS: PhysSlot = PhysSlot::fixed(0).expect("every page has f
 /// The counter that replaces it on a CPU without fixed counters.
 const LAST_GENERAL: PhysSlot = PhysSlot::general(3).expect("every page has four general counters");
 
-/// The counters of the control domain and of the tenant, of which both have none in common.
+/// The counters of the control domain and of the tenant, if they have none in common.
 pub const DISJOINT: [Places; 2] = [
     Places { instructions: FIXED_INSTRUCTIONS, branches: general(2) },
     Places { instructions: general(0), branches: general(1) },

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs the demo of a kind of tenant: it and the control domain count, while everything moves.
+//! Runs the demo of a kind of tenant: it and the control domain count, while threads and vCPUs are
+//! moved.
 
 use std::fs;
 use std::path::PathBuf;
@@ -46,11 +47,11 @@ const WHOLE: Amount = Amount {
     perf_regions: 2_000,
     perf_periods: 100,
 };
-/// What takes a minute where the whole takes half an hour.
+/// The amount for a minute, where the whole takes half an hour.
 const BRIEF: Amount =
     Amount { regions: 200, sampled: 2, overflows_min: 100, perf_regions: 100, perf_periods: 10 };
-/// The number of reads that are looked at together, and how often: interrupts exit from the guest,
-/// too, but not in most of such short times.
+/// The number of reads that are measured together, and how often. Interrupts also cause exits, but
+/// not in most of these short times.
 const READS: u64 = 100;
 const TIMES: usize = 101;
 
@@ -103,7 +104,7 @@ pub fn alone(options: &Options) -> Result<ExitCode> {
 }
 
 /// Runs a small part of that in a guest with more vCPUs than its host has CPUs. Before the module
-/// is there, the guest's kernel finds that it cannot read the counters.
+/// is loaded, the guest's kernel finds that it cannot read the counters.
 pub fn brief(options: &Options) -> Result<ExitCode> {
     let mut tally = Tally::default();
     module::load_file(peek::MODULE, c"")?;
@@ -115,7 +116,7 @@ pub fn brief(options: &Options) -> Result<ExitCode> {
     finish(tally, options, report, sums, &sampled, &BRIEF)
 }
 
-/// What a guest says of itself, the sums of what it has counted, and its samples.
+/// A guest's description of itself, the sums of its counts, and its samples.
 type Counted = (Map<String, Value>, Map<String, Value>, Value);
 
 /// Counts and samples in a guest of KVM.
@@ -174,7 +175,7 @@ fn finish(
     Ok(code)
 }
 
-/// Returns what the tenant says of itself, as part of the report.
+/// Returns the tenant's description of itself, as part of the report.
 fn about(tally: &mut Tally, kind: &str, reply: Value) -> Result<Map<String, Value>> {
     let Value::Object(report) = reply else { anyhow::bail!("the tenant says {reply}") };
     tally.check("the tenant is what was wanted", equal(&report["guest_kind"], &json!(kind)));
@@ -197,7 +198,7 @@ fn add(sums: &mut Map<String, Value>, whose: &str, seen: &Value) {
     *errors = (errors.as_u64().unwrap_or(0) + seen["error_count"].as_u64().unwrap_or(0)).into();
 }
 
-/// Judges what the tenant's threads were told about their periods.
+/// Judges the reports that the tenant's threads got about their periods.
 fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value, least: u64) {
     for key in [
         "imode_regions",
@@ -225,7 +226,7 @@ fn occurred(tally: &mut Tally, sums: &Map<String, Value>, disturbances: &[&str])
     }
 }
 
-/// Returns, in the tenant, what it is and what a read costs it.
+/// Returns, in the tenant, its description and the cost of its reads.
 pub fn describe(domain: &Domain) -> Result<Value> {
     describe_by(domain, &WHOLE)
 }
@@ -245,8 +246,8 @@ fn describe_by(domain: &Domain, amount: &Amount) -> Result<Value> {
     Ok(report.into())
 }
 
-/// Returns by how much perf's counts of regions differ at most from what these regions execute more
-/// than the shortest one.
+/// Returns the largest difference between perf's counts of regions and the number of instructions
+/// that these regions execute more than the shortest one.
 fn perf_error_max(regions: u64) -> Result<u64> {
     let event = Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None)?;
     let of = |iterations| -> Result<(u64, u64)> {

@@ -23,7 +23,7 @@ const OTHERS: Why = Why {
     answer: "this host has other counters than the one before",
 };
 
-/// Has a tenant count, and saves it to this file in the middle of that.
+/// Makes a tenant count, and saves it to this file in the middle of counting.
 pub fn leaves(file: &str) -> Result<ExitCode> {
     let host = Host::open(true)?;
     let mut tally = Tally::default();
@@ -31,14 +31,14 @@ pub fn leaves(file: &str) -> Result<ExitCode> {
     host.invite(&tenant)?;
     begins(&mut tenant)?;
     sleep(TIME_TO_COUNT);
-    // The tenant would report it if a reading had been refused.
+    // If a reading had been refused, the tenant would report it.
     tally.check("a tenant counts before it is saved", equal(tenant.is_silent(), true));
     tenant.save(file)?;
     Ok(tally.finish())
 }
 
-/// Restores the tenant on this host, whose counters are others. It counts nothing until its module
-/// is loaded anew, and then counts with this host's.
+/// Restores the tenant on this host, which has other counters. It counts nothing until its module
+/// is loaded anew, and then counts with this host's counters.
 pub fn arrives(file: &str) -> Result<ExitCode> {
     // This domain does not count here.
     let xen = Xen::open().context("this is not Xen's control domain")?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests perf's events in a tenant that is saved and restored, and that may not count for a while.
 //!
-//! An event that perf says has counted all the time has counted everything. If it has not, perf
+//! If perf says that an event has counted all the time, it has counted everything. Otherwise perf
 //! says so.
 
 use std::sync::mpsc::{Sender, channel};
@@ -21,8 +21,8 @@ const ENABLED_AND_RUNNING: u64 = 3;
 /// A region that takes a fraction of a second.
 const REGION: Region = Region { first: 10_000_000, second: 1 };
 const SHORTEST: Region = Region { first: 1, second: 1 };
-/// The number of regions that are counted when the host allows it again, and the most regions until
-/// then.
+/// The number of regions that are counted after the host has allowed it again, and the most regions
+/// until then.
 const AGAIN: usize = 5;
 const PATIENCE: usize = 1_000;
 
@@ -42,7 +42,8 @@ pub fn watch() -> Result<()> {
             })
             .collect();
         drop(sender);
-        // These are what both have seen when the tenant is forbidden, and when it is allowed again.
+        // These are the results of both when the tenant is forbidden to count, and when it is
+        // allowed again.
         let both = || -> Result<Value> {
             let mut both = [seen.recv()?, seen.recv()?];
             both.sort_by_key(|one| one["whose"].to_string());
@@ -96,7 +97,7 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     };
     let still = count(&event, REGION)?;
     let whose = if is_wide { "CPU" } else { "thread" };
-    // Counting may have been forbidden in the second reading, when everything was counted.
+    // The host may have forbidden the tenant in the second reading, when everything was counted.
     let is_part = last.counted <= all && last.running < last.enabled;
     let is_still = still.counted == 0 && still.running == 0 && still.enabled > 0;
     seen.send(json!({
@@ -118,8 +119,7 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     Ok(())
 }
 
-/// Judges, in the control domain, what the events have said while the tenant was forbidden to
-/// count.
+/// Judges, in the control domain, the events' results while the tenant was forbidden to count.
 pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     for seen in tenant.receive()?.as_array().context("both of them")? {
         println!("perf's event of a {}: {seen:#}", seen["whose"]);
@@ -131,7 +131,7 @@ pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     Ok(())
 }
 
-/// Judges what the events have said when the tenant was allowed to count again.
+/// Judges the events' results after the tenant was allowed to count again.
 pub fn allowed(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     let reply = tenant.receive()?;
     let is_right = reply.as_array().is_some_and(|both| both.len() == 2);

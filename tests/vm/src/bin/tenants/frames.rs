@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests a PVH tenant that may count, whose kernel names frames as its vCPU's page that are not its
-//! own memory, or that it takes away later.
+//! Tests a PVH tenant that may count. Its kernel names frames as its vCPU's page that are not its
+//! own memory, or takes the frame away later.
 //!
-//! The tenant does what it is told. The control domain, which counts at the same time, knows how
-//! each request has to be answered.
+//! The tenant follows orders. The control domain, which counts at the same time, knows how each
+//! request has to be answered.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +68,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Has the tenant name one frame after another.
+/// Makes the tenant name one frame after another.
 fn name(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     let own = tenant.request("own", "")?;
     let own = own["is"].as_u64().with_context(|| format!("its frame is {own}"))?;
@@ -93,7 +93,7 @@ fn name(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     frames.does("populate", "")?;
     frames.is_page(own, "its own, populated again")?;
 
-    // A frame that is a page already stays for the hypervisor what it was.
+    // If a frame is a page already, the hypervisor keeps it as it was.
     frames.answers("register", &own.to_string(), "page that is given back later", &Value::Null)?;
     frames.does("release", "")?;
     frames.reads_counters(true, "a page that was given back")?;
@@ -138,7 +138,7 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// Has the tenant do something that is not itself a test.
+    /// Makes the tenant do something that is not itself a test.
     fn does(&mut self, file: &str, text: &str) -> Result<()> {
         let answer = self.tenant.request(file, text)?;
         anyhow::ensure!(answer["error"].is_null(), "{file} {text}: {answer}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests a reader that is stopped between its look at the pages and its RDPMC.
+//! Tests a reader that is stopped after it has looked at the pages and before its RDPMC.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -16,7 +16,7 @@ use shared_abi::thread_page::THREAD_FAILED;
 /// The time between two looks at the page.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// The CPU's counters, which are read only once the thread may not count any more.
+/// The CPU's counters, which are read only after the thread is forbidden to count.
 struct Late<'a> {
     page: &'a ThreadPage,
     looked: Sender<()>,
@@ -37,8 +37,8 @@ impl Counters for Late<'_> {
     }
 }
 
-/// Starts a reader that has already looked at its pages, and executes RDPMC when it may not count
-/// any more. The thread returns what the read returns then.
+/// Starts a reader that has already looked at its pages, and executes RDPMC only when it may not
+/// count any more. The thread returns the result of that read.
 pub fn reader() -> Result<JoinHandle<Result<String>>> {
     let (looked, wait) = channel();
     let reader = thread::spawn(move || {

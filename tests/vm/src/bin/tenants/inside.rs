@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs what a PVH tenant tests by itself: its kernel's counts against the emulator's, and its
-//! module, which is unloaded and loaded again.
+//! Runs the tests of a PVH tenant that it makes by itself: its kernel's counts against the
+//! emulator's, and its module, which is unloaded and loaded again.
 
 use anyhow::Result;
 use serde_json::{Value, json};

@@ -80,8 +80,8 @@ pub fn tenant() -> Result<()> {
     let domain = Domain::new(CROSSED[1])?;
     send(&domain.count(2, |measured| measured < REGIONS)?);
     let counting = AtomicUsize::new(0);
-    // The reason comes with the first load after the change; before, readers only see that the
-    // counters have been stopped.
+    // The reason comes with the first load after the change. Before that, readers only see that the
+    // counters were stopped.
     let mut seen = domain.count(2, |measured| {
         // The limit changes once each thread has counted.
         if measured == 1 && counting.fetch_add(1, Relaxed) + 1 == VCPUS * THREADS_PER_VCPU {
@@ -95,7 +95,7 @@ pub fn tenant() -> Result<()> {
     Ok(())
 }
 
-/// Returns how often the hypervisor has put overflows off while this thread raised many.
+/// Returns how often the hypervisor has put overflows off while this thread caused many.
 fn throttled() -> Result<u64> {
     let all = cpus()?;
     let cpu = *all.first().context("there is no CPU")?;
@@ -114,7 +114,7 @@ fn throttled() -> Result<u64> {
     Ok(throttled)
 }
 
-/// Returns what keeps two counters from counting.
+/// Returns the reason for which two counters cannot count.
 fn refusal_of_a_load() -> Value {
     let counted = || -> Result<()> {
         let mut session = Session::open_with(Provider::Paravirt)?;

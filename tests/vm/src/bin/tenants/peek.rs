@@ -26,11 +26,11 @@ use crate::{frames, inside};
 pub const MODULE: &str = "/lib/perfctr/peek.ko";
 /// The folder of the module's files.
 const PARAMETERS: &str = "/sys/module/peek/parameters";
-/// How often the tenant looks until it reports what it has seen, and how long it waits in between.
+/// The number of looks after which the tenant reports what it has seen, and the time between two.
 const LOOKS: u64 = 200;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
-/// Runs in the control domain. Only tenants that it allows to may count.
+/// Runs in the control domain. Only tenants that it allows may count.
 pub fn control() -> Result<ExitCode> {
     let host = Host::open(false)?;
     let mut tally = Tally::default();
@@ -54,7 +54,7 @@ pub fn control() -> Result<ExitCode> {
     );
     for (kind, whom) in [(Kind::Pv, "a PV tenant"), (Kind::Pvh, "another PVH tenant")] {
         together(&mut tally, &host, kind, Past::Unknown)?;
-        // The tenant has looked all the time.
+        // The tenant has looked all this time.
         loop {
             blind(&mut tally, &format!("the control domain and {whom}"), &peeker.receive()?);
             if peeker.is_silent() {
@@ -66,7 +66,7 @@ pub fn control() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Checks that a 32-bit kernel may ask the driver, and is refused as a 64-bit one is that cannot
+/// Checks that a 32-bit kernel may ask the driver, and is refused like a 64-bit kernel that cannot
 /// count.
 fn narrow(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create_kind(Kind::Pvh32, "narrow", 1, Tsc::Native, "")?;
@@ -104,7 +104,7 @@ pub fn tenant() -> Result<()> {
     }
 }
 
-/// Returns whether RDPMC gives the kernel anything.
+/// Returns whether RDPMC returns anything to the kernel.
 pub fn reads_counters() -> Result<bool> {
     let mut rdpmc = Seen::default();
     rdpmc.look("rdpmc")?;
@@ -118,12 +118,12 @@ struct Seen {
     faults: u64,
     /// The last value, by the number of the counter or register.
     values: BTreeMap<String, u64>,
-    /// How much each has grown that was seen to change.
+    /// How much each value has grown that was seen to change.
     moved: BTreeMap<String, u64>,
 }
 
 impl Seen {
-    /// Has the kernel execute the instruction for every counter or register.
+    /// Makes the kernel execute the instruction for every counter or register.
     fn look(&mut self, how: &str) -> Result<()> {
         let text = fs::read_to_string(format!("{PARAMETERS}/{how}")).context("reading counters")?;
         for line in text.lines() {

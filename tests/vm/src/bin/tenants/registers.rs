@@ -2,8 +2,8 @@
 //! Tests that threads' vector registers keep their values while other threads and a tenant use
 //! theirs.
 //!
-//! Keeping them is the emulator's task and Xen's. But if they are not kept, no test means anything:
-//! memory is copied through these registers.
+//! Keeping them is the task of the emulator and of Xen. But if they are not kept, no test means
+//! anything, because memory is copied through these registers.
 #![expect(unsafe_code, reason = "only assembly keeps a value in a register")]
 
 use std::arch::asm;
@@ -14,10 +14,10 @@ use vm_tests::tally::{Tally, equal};
 
 /// The number of threads. There are more than vCPUs, so that they are switched.
 const THREADS: u64 = 6;
-/// How often each of them looks.
+/// How often each thread checks its registers.
 const LOOKS: u64 = 400;
 /// The number of iterations for which a value stays in its registers: about a millisecond, so that
-/// some are switched there.
+/// some threads are switched during that time.
 const ITERATIONS: u64 = 300_000;
 
 /// Checks registers while other programs run.

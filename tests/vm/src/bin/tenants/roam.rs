@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests tenants that count and sample while they are saved, restored and migrated, and while their
-//! memory and their vCPUs become fewer and more.
+//! memory and vCPUs are reduced and extended.
 //!
-//! What they execute is known to the instruction. Nothing of it may be lost or counted twice, and
-//! every period that passes is signalled once. Where they may not count any more, they have to get
-//! an error.
+//! Their execution is known to the instruction. No event may be lost or counted twice, and every
+//! period that passes is signalled once. If they may not count any more, they have to get an error.
 
 use std::fs;
 use std::path::Path;
@@ -38,8 +37,8 @@ use crate::{samples, successor};
 const KINDS: [Kind; 3] = [Kind::Pvh, Kind::Hvm, Kind::Pv];
 /// The memory that a tenant has, and the smaller one that it has for a while.
 const MEMORY_MIB: [u32; 2] = [256, 192];
-/// The number of pages that a tenant writes to again and again: many more than those that `xl`
-/// leaves to the end of a migration, for which it stops the tenant.
+/// The number of pages to which a tenant writes again and again. This is many more than the number
+/// that `xl` leaves to the end of a migration, for which it stops the tenant.
 const DIRTIED: usize = 1024;
 /// The time between two rounds of writing.
 const BETWEEN: Duration = Duration::from_millis(10);
@@ -100,7 +99,7 @@ pub fn control() -> Result<ExitCode> {
 fn roam(tally: &mut Tally, host: &Host, kind: Kind, scenes: &[Scene]) -> Result<()> {
     let mut tenant = Tenant::create_kind(kind, "roamer", VCPUS, Tsc::Native, "roam")?;
     host.invite(&tenant)?;
-    // This takes long, since the tenant steps through what is counted and what samples.
+    // This takes long, since the tenant steps through its counting and its sampling.
     begins(&mut tenant)?;
     begins(&mut tenant)?;
     for (what, act) in scenes {
@@ -133,8 +132,8 @@ pub fn counting(host: &Host, wanted: &Wanted<'_>) -> Result<Tenant> {
     Ok(tenant)
 }
 
-/// Has a tenant reboot while its threads count and sample: Xen gets all its pages back, also those
-/// of its vCPUs.
+/// Makes a tenant reboot while its threads count and sample. Xen gets back all its pages, also
+/// those of its vCPUs.
 fn reboots(host: &Host, kind: Kind) -> Result<()> {
     let wanted = Wanted::usual(kind, "rebooter", VCPUS, Tsc::Native, "roam");
     let mut tenant = counting(host, &wanted)?;
@@ -146,7 +145,7 @@ fn reboots(host: &Host, kind: Kind) -> Result<()> {
     gone(&host.xen, domain).map_err(Error::msg)
 }
 
-/// Has the tenant count while this happens. Returns what it has seen.
+/// Makes the tenant count while this happens. Returns the tenant's results.
 fn scene(tenant: &mut Tenant, act: impl FnOnce(&mut Tenant) -> Result<()>) -> Result<Value> {
     tenant.send(&json!("count"))?;
     begins(tenant)?;
@@ -176,7 +175,7 @@ fn check_exact(tally: &mut Tally, whose: &str, seen: &Value) {
     tally.check(&format!("{whose}: memory keeps what is written"), kept);
     all_told(tally, whose, samples);
     // A late period is merged with one that follows, and the module says so. Or the counters are
-    // stopped before, and nobody is told.
+    // stopped first, and nobody is told.
     let merged = equal(&samples["imode_merged"], &samples["merged"]);
     tally.check(&format!("{whose}: every period is told in time, or with others"), merged);
 }
@@ -207,7 +206,7 @@ fn check_refused(tally: &mut Tally, whose: &str, seen: &Value) {
 }
 
 /// Runs in a guest of KVM, whose host moves it from one process to another. The guest is the
-/// tenant, and asks for what happens to it.
+/// tenant, and itself asks for these moves.
 pub fn alone() -> Result<ExitCode> {
     region::overhead()?;
     let constants = samples::prepare()?;
@@ -245,9 +244,9 @@ pub fn alone() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Checks that a guest without the module gets no interrupt. Its kernel would take an interrupt
-/// that says that it was restored for a sign of broken hardware.  The driver sends it none, whether
-/// it may count or not.
+/// Checks that a guest without the module gets no interrupt. The interrupt that reports a restore
+/// would be a sign of broken hardware to its kernel.  The driver sends it none, whether the guest
+/// may count or not.
 fn receives_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let before = received(Interrupt::Nmi)?;
     kvm.move_to_another(false, false)?;
@@ -308,7 +307,7 @@ fn count(constants: &Constants, act: impl FnOnce() -> Result<()>) -> Result<Valu
     })
 }
 
-/// Waits until the tenant is told to stop, and does what else it is told.
+/// Waits until the tenant is told to stop, and executes other orders until then.
 fn until_told() -> Result<()> {
     loop {
         let asked = receive()?;
@@ -327,7 +326,7 @@ fn until_told() -> Result<()> {
     }
 }
 
-/// Waits until the kernel uses this many vCPUs. New ones have to be taken online, which udev does
+/// Waits until the kernel uses this many vCPUs. New ones have to be brought online, which udev does
 /// elsewhere.
 fn use_vcpus(wanted: usize) -> Result<()> {
     let start = Instant::now();
@@ -341,7 +340,7 @@ fn use_vcpus(wanted: usize) -> Result<()> {
             let off = fs::read_to_string(&online).is_ok_and(|text| text.trim() == "0");
             if off && there.len() == wanted {
                 match fs::write(&online, "1") {
-                    // The file is there before the kernel takes the CPU for present.
+                    // The file exists before the kernel considers the CPU present.
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (),
                     result => result?,
                 }
@@ -356,7 +355,7 @@ fn use_vcpus(wanted: usize) -> Result<()> {
     }
 }
 
-/// Samples, and returns what signals have told, and how many periods were merged by the module's
+/// Samples. Returns the contents of the signals, and how many periods were merged by the module's
 /// account.
 fn sample(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
     let before = ModuleStats::read()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Has a tenant's threads sample themselves: each period that passes is signalled once, and other
+//! Makes a tenant's threads sample themselves: each period that passes is signalled once, and other
 //! counts are exact.
 
 use std::thread;
@@ -33,15 +33,15 @@ struct Seen {
     refusal: Option<String>,
 }
 
-/// Finds what `take` needs to know, while there are no other threads.
+/// Prepares what `take` needs, while there are no other threads.
 pub fn prepare() -> Result<Constants> {
     sampled::handle()?;
     Constants::find()
 }
 
-/// Samples in all threads, and returns what they have been told, together with the periods that
-/// have passed. Each thread continues as long as `go_on` returns true, which is called with the
-/// number of regions that the thread has counted.
+/// Samples in all threads. Returns what they were told, together with the periods that have passed.
+/// Each thread continues as long as `go_on` returns true, which gets the number of regions that the
+/// thread has counted.
 pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
     let (threads, go_on) = (cpus()?.len() * THREADS_PER_VCPU, &go_on);
     let elsewhere = sampled::elsewhere();

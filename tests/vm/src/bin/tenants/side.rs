@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests two guests of KVM on the same physical CPUs, each of which must not notice the other.
+//! Tests two guests of KVM on the same physical CPUs. Neither must notice the other.
 //!
-//! Both execute this program. The second one, which the first has the host start, knows its role by
-//! its kernel's arguments. The host gives the first one the numbers that the second has printed.
+//! Both execute this program. The first one makes the host start the second one, which knows its
+//! role by its kernel's arguments. The host gives the first one the numbers that the second has
+//! printed.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -37,11 +38,11 @@ const PAGE_KIB: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of general counters of the processor.
 const COUNTERS: u32 = 6;
-/// What the host's perf says when it has the counters, and the watchdog runs.
+/// The state of the host's perf when it has the counters, and the watchdog runs.
 const PERFS: Result<HostPerf, Refusal> = Ok(HostPerf { errno: 0, error: 0, watchdog: true });
 /// The time between looks at the host.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
-/// After how long threads that have begun to count do so.
+/// Threads that have begun to count certainly do so after this time.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Runs in either guest.
@@ -85,7 +86,7 @@ pub fn run() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Checks that perf has the host's counters while nobody counts in a guest, and that nobody does
+/// Checks that perf has the host's counters while nobody counts in a guest, and that nobody counts
 /// while perf uses them.
 fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let guests = Ok(HostPerf { errno: Errno::EBUSY as u64, error: 0, watchdog: false });
@@ -133,9 +134,9 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a guest whose host's perf has the counters, and that asks for them as often as it
-/// can, has its host look after them once in a second. Whoever has it done waits for the worker
-/// that does it.
+/// Checks a guest that asks for the counters as often as it can, while its host's perf has them.
+/// The host tries to take them only once in a second. A caller for whom it tries waits for the
+/// worker that does it.
 fn insists(kvm: &Kvm) -> Result<()> {
     let all = cpus()?;
     let cpu = *all.first().context("there is no CPU")?;
@@ -152,7 +153,7 @@ fn insists(kvm: &Kvm) -> Result<()> {
     let seconds = start.elapsed().as_secs();
     run_on(SELF, &all)?;
     println!("{REFUSALS} refusals in {seconds} s: the vCPU's thread has waited {waits} times");
-    // It also waits while this program does so for its host's answers.
+    // The vCPU's thread also waits when this program waits for its host's answers.
     ensure!(waits < REFUSALS / 2 + seconds, "the vCPU's thread has waited {waits} times");
     Ok(())
 }
@@ -179,7 +180,7 @@ fn largest_beside_perf(kvm: &Kvm) -> Result<u64> {
     Ok(largest)
 }
 
-/// Has the host's administrator list this guest, forbid it to count, and allow it again.
+/// Makes the host's administrator list this guest, forbid it to count, and allow it again.
 fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let caps = Session::open_with(Provider::Paravirt)?.description().caps;
     let caps = caps.context("no counters")?;
@@ -204,8 +205,8 @@ fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Counts while this happens, and with each thread at least this many regions. Returns what was
-/// seen, and what `act` returns.
+/// Counts while this happens, and in each thread at least this many regions. Returns the results,
+/// and the result of `act`.
 fn count_while<T: Send>(regions: u64, act: impl FnOnce() -> T + Send) -> Result<(Value, T)> {
     let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
     thread::scope(|scope| {
@@ -240,8 +241,8 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a stopped vCPU is not switched.  A machine's process may load and leave it as often
-/// as it likes.  The driver does not switch the vCPU then, so it does not write to the vCPU's page,
+/// Checks that a stopped vCPU is not switched.  A machine's process may load and put it as often as
+/// it likes.  Then the driver does not switch the vCPU, so it does not write to the vCPU's page,
 /// which KVM would have to report.
 fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let (seen, switches) = count_while(0, || {
@@ -255,9 +256,9 @@ fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Takes a physical CPU of the host offline and online while vCPUs that count execute there:
-/// they go on elsewhere, and on that CPU when it is back. What the driver has done there is still
-/// in its statistics, and perf has the CPU's counters in the end.
+/// Takes a physical CPU of the host offline and online while vCPUs that count execute there. They
+/// continue elsewhere, and on that CPU when it is back. The statistics still have the driver's work
+/// there, and perf has the CPU's counters in the end.
 fn loses_a_cpu(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let (seen, switches) = count_while(REGIONS, || {
         thread::sleep(SETTLED);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests how much of a physical CPU is left to the control domain that shares it with a tenant's
-//! storm of overflows.
+//! Tests how much of a physical CPU remains for the control domain while a tenant on the same CPU
+//! causes a storm of overflows.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::control::{Host, gone};
 
 /// vCPUs of the storming tenant.
 const VCPUS: u32 = 2;
-/// The physical CPU that both domains share, and that of the control domain's other vCPUs, as
+/// The physical CPU that both domains share, and the CPU of the control domain's other vCPUs, as
 /// masks.
 const SHARED_PCPU: u64 = 1 << 1;
 const OTHER_PCPU: u64 = 1 << 0;
@@ -38,13 +38,13 @@ const REGION: Region = Region { first: 50_000, second: 50_000 };
 /// The most that the driver may execute for one interrupt. Unit: instructions.
 const INTERRUPT_INSTRUCTIONS_MAX: u64 = 400;
 /// The factor by which Xen may execute more in this domain's time. Its timers depend on time and
-/// not on the thread's instructions, so an emulator that is slow for a while has it execute more.
+/// not on the thread's instructions. So Xen executes more if the emulator is slow for a while.
 const XEN_GROWTH_MAX: u64 = 3;
-/// The least share of the CPU: half of what one of three vCPUs gets on average, since a few seconds
-/// are not many turns of a scheduler. Unit: percent.
+/// The least share of the CPU: half of what one of three vCPUs gets on average, since a scheduler
+/// gives only few turns in some seconds. Unit: percent.
 const SHARE_MIN: u64 = 16;
 
-/// What the driver has seen of a storm.
+/// The driver's statistics of a storm.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     milliseconds: u64,
@@ -60,8 +60,8 @@ struct Progress {
     running_ns: u64,
     waiting_ns: u64,
     error_count: u64,
-    /// The number of regions in which the vCPU was not switched, and Xen's own instructions in
-    /// their middle.
+    /// The number of regions in which the vCPU was not switched, and Xen's own instructions in the
+    /// middle of them.
     undisturbed: u64,
     xen_instructions: u64,
 }
@@ -151,13 +151,13 @@ fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
     Ok(progress)
 }
 
-/// Judges the storm's interrupts, what they cost, and what is left to this domain.
+/// Judges the storm's interrupts, their cost, and the share that remains for this domain.
 fn judge(tally: &mut Tally, quiet: &Progress, storm: &Progress, weather: &Weather, rate: u64) {
     let &Weather { milliseconds, interrupts, instructions } = weather;
     println!("beside a quiet tenant: {quiet:?}");
     println!("beside a storm: {storm:?}");
     println!("the storm: {weather:?}");
-    // Within a window of a ms, a vCPU may end an overflow that was allowed in the window before.
+    // A window of a ms may end with an overflow that was allowed in the window before.
     let bound = u64::from(VCPUS) * (rate + 1) * (milliseconds + 1);
     let why = format!("{interrupts} interrupts, {bound} allowed");
     let within = 0 < interrupts && interrupts <= bound;

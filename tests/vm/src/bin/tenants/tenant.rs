@@ -173,7 +173,7 @@ fn execute_on(cpu: usize, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Counts until the host does not let it any more. Reports why a session cannot be opened then.
+/// Counts until the host does not allow it any more. Then reports why a session cannot be opened.
 fn travel() -> Result<()> {
     load()?;
     let domain = Domain::new(counting::DISJOINT[1])?;
@@ -190,7 +190,8 @@ fn travel() -> Result<()> {
     Ok(())
 }
 
-/// Loads the module. If it and the CPU refuse, reports how, and waits until they do not.
+/// Loads the module. If the module and the CPU refuse, reports how, and waits until they do not
+/// refuse.
 fn load() -> Result<()> {
     let Some(refusal) = refusal()? else { return Ok(()) };
     send(&refusal);
@@ -200,7 +201,7 @@ fn load() -> Result<()> {
     Ok(())
 }
 
-/// Tries to load the module. Returns how it and the CPU refuse, if they do.
+/// Tries to load the module. Returns how the module and the CPU refuse, if they do.
 pub fn refusal() -> Result<Option<Value>> {
     let Err(refusal) = module::load() else { return Ok(None) };
     let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
@@ -216,7 +217,7 @@ fn storm(quiet: Duration) -> Result<()> {
         .into_iter()
         .map(|cpu| thread::spawn(move || spin_then_sample(cpu, start, quiet)))
         .collect();
-    // Only threads that have failed end.
+    // A thread ends only if it has failed.
     threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Makes a guest kernel's requests: hypercalls, from any of its vCPUs.
 //!
-//! The module registers the vCPUs' pages, and what the requests do to these harms only this guest.
-//! So no program counts in this domain meanwhile, and the module is loaded again now and then.
+//! The module registers the vCPUs' pages. Damage that the requests do to these harms only this
+//! guest. So no program counts in this domain meanwhile, and the module is loaded again now and
+//! then.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -36,11 +37,12 @@ const REPAIR_EVERY: u64 = 16;
 /// Longer than every argument.
 const ARGUMENT_BYTES: usize = 2048;
 
-/// Frames beyond all memory, or nobody's. A frame of the guest's own would be written to.
+/// Frames beyond all memory, or frames of nobody. The hypervisor would write to a frame of the
+/// guest's own.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
-/// Operations, with those of the whole host between both lists. Inputs of the corpus choose by
-/// place.
+/// Operations. Those of the whole host are between both lists. Inputs of the corpus choose an
+/// operation by its place.
 const FIRST_REQUESTS: [u32; 6] = [OP_LOAD, OP_LOAD, OP_LOAD, OP_LOAD, OP_STOP, OP_QUERY];
 const LAST_REQUESTS: [u32; 5] = [OP_RECORD, OP_BRANCHES, OP_REGISTER, OP_PLACE, u32::MAX];
 

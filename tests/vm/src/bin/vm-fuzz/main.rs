@@ -87,8 +87,9 @@ const USER: &str = "user";
 
 const TARGETS: [Target; 3] = [
     Target { name: USER, fuzz: user, side: 0, least: Some(30) },
-    // Every option of the driver is on. 40 % were reached when this bound was set: what the host
-    // asks for, such as lists of domains, is no guest's to reach, and counts all the same.
+    // Every option of the driver is on. 40 % were reached when this bound was set. Code for the
+    // host's requests, such as lists of domains, cannot be reached by a guest, but counts all the
+    // same.
     Target { name: "guest kernel", fuzz: guest, side: 1, least: Some(37) },
     Target { name: "domain", fuzz: tenant::fuzz_in_tenant, side: 1, least: None },
 ];
@@ -125,7 +126,7 @@ fn judge(tally: &mut Tally, target: &Target, places: u32, tried: Result<Tried>) 
     }
 }
 
-/// What was tried, and what was reached by that.
+/// The calls and inputs that were tried, and the places that they have reached.
 #[derive(Debug, Default)]
 struct Tried {
     /// Requests or hypercalls that were made.

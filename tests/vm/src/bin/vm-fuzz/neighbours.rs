@@ -16,7 +16,7 @@ use vm_tests::witness::Witness;
 
 /// The time between two checks, so that most of the machine is left to the hostile program.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The least number of checks of each neighbour. With fewer, nothing is known of it.
+/// The least number of checks of each neighbour. Fewer checks prove nothing.
 const CHECKS_MIN: u64 = 20;
 /// How long these may take, on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ pub struct Neighbours {
 impl Neighbours {
     /// Starts the neighbours. They count when this returns.
     pub fn start() -> Result<Self> {
-        // The overhead is found once, which takes long, before anybody counts.
+        // The overhead is found once, before anybody counts, since that takes long.
         region::overhead()?;
         let [end, checks @ ..] = shared::words()?;
         let child = |(cpu, checks)| Child::fork(move || count(cpu, end, checks));

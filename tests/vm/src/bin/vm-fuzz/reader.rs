@@ -4,7 +4,7 @@
 use shared_abi::CounterConfig;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 
-/// What is left of an input.
+/// The rest of an input.
 #[derive(Clone, Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         let rings = self.pick(&[EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_USR | EVNTSEL_OS, EVNTSEL_USR]);
         let event = self.pick(&[0xc0, 0x3c, 0xc4, 0xc5, 0x13c, 0xb7, 0]);
         let sampling = self.byte() < 80;
-        // The fixed counters have no event.
+        // Fixed counters have no event to choose.
         let slot = self.below(20) as u32;
         CounterConfig {
             slot,

@@ -63,8 +63,8 @@ pub fn inside(calls: u64, seed: u64) -> Result<ExitCode> {
     })
 }
 
-/// Checks that this domain may not decide who counts. It is told so before its argument is looked
-/// at.
+/// Checks that this domain may not decide who counts. It is refused before the hypervisor looks at
+/// its argument.
 fn may_not_decide(xen: &Xen) -> Result<()> {
     let forbid = xen.allow(CONTROL_DOMAIN, false);
     let nowhere = xen.perfctr_op(OP_DOMAIN, Argument::NonCanonical, 0);
@@ -91,8 +91,8 @@ fn fuzz(calls: u64, seed: u64) -> Result<Value> {
         mutations += 1;
     }
     drop(guest);
-    // This makes what is loaded and what the module believes the same again, and the module can be
-    // unloaded.
+    // This makes the loaded configuration and the module's view of it equal again, so that the
+    // module can be unloaded.
     module::unload_when_idle()?;
     module::load()?;
     Ok(json!({ "calls": calls::made(), "mutations": mutations }))

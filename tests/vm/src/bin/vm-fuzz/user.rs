@@ -38,10 +38,10 @@ use crate::reader::Reader;
 /// The most requests that an input may make, and the most processes below each other.
 const REQUESTS_MAX: usize = 40;
 const DEPTH_MAX: u32 = 2;
-/// How long an input may take. One that waits for itself is ended then.
+/// How long an input may take. An input that waits for itself is then ended.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The largest argument whose size an ioctl's number can say.
+/// The largest argument size that an ioctl's number can express.
 const ARGUMENT_BYTES: usize = 1 << 14;
 
 const REQUESTS: [u32; 12] = [
@@ -73,7 +73,7 @@ pub fn run(input: &[u8]) -> Result<()> {
         Hostile::default().act(&mut Reader::new(input));
         Ok(())
     })?;
-    // Any kind of end is right, and an overflow's signal may have stopped the process.
+    // Any kind of end is right. An overflow's signal may also have stopped the process.
     let start = Instant::now();
     let look = Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG);
     let mut status = waitpid(child.pid, look)?;
@@ -108,7 +108,7 @@ impl Hostile {
             if input.is_empty() {
                 return;
             }
-            // Refusals are what is expected.
+            // Refusals are expected.
             match input.below(20) {
                 0..2 => self.files[input.below(3)] = open_device().ok(),
                 2 => self.files[input.below(3)] = None,
@@ -132,9 +132,9 @@ impl Hostile {
         let opened = self.events.last();
         match input.below(8) {
             0..3 => {
-                // The event is never of another process: perf gives the first process a context
-                // even if the request fails, and that would hold the module until the machine ends
-                // (docs/soundness.md).
+                // The event is never of another process. For an event of the first process, perf
+                // makes a context even if the request fails, and that would hold the module until
+                // the machine ends (docs/soundness.md).
                 let whose = match input.below(8) {
                     0 => Whose::Cpu(input.number() as usize % 8),
                     1..4 => Whose::Thread(self.tracee.unwrap_or(SELF)),
@@ -217,15 +217,15 @@ impl Hostile {
         self.mappings.extend(map(device, &request).ok());
     }
 
-    /// Has a child do the next few requests, or execute another program. This process continues,
+    /// Makes a child do the next few requests, or execute another program. This process continues,
     /// too.
     fn fork(&mut self, input: &mut Reader<'_>) {
         if self.depth == DEPTH_MAX {
             return;
         }
         let executes = input.byte() < 100;
-        // SAFETY: the other threads of this process hold no lock of the library for long, and what
-        // waits for ever is ended.
+        // SAFETY: the other threads of this process hold no lock of the library for long, and a
+        // child that waits for ever is ended.
         if let Ok(ForkResult::Child) = unsafe { fork() } {
             self.depth += 1;
             if executes {
@@ -251,8 +251,8 @@ impl Hostile {
             return;
         }
         let options = input.byte();
-        // SAFETY: the other threads of this process hold no lock of the library for long, and what
-        // waits for ever is ended.
+        // SAFETY: the other threads of this process hold no lock of the library for long, and a
+        // child that waits for ever is ended.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => {
                 self.depth += 1;
@@ -286,7 +286,7 @@ impl Hostile {
         waitpid(tracee, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)).ok();
     }
 
-    /// Has a thread of the same process do the next few requests at the same time.
+    /// Makes a thread of the same process do the next few requests at the same time.
     fn elsewhere(&self, input: &mut Reader<'_>) {
         if self.depth == DEPTH_MAX {
             return;

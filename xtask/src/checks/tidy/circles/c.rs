@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finds which files of the C glue use which others: by the headers that they include, and by the
-//! names, inside of a function or a table, of functions that another file defines.
+//! Finds which files of the C glue use which others. A file uses another one if it includes that
+//! file's header, or if it names, inside of a function or a table, a function that the other file
+//! defines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks that no two files of one crate, and no two files of one hypervisor's or the module's C,
-//! need each other. So who reads one of them does not have to know what the other does with it.
+//! Checks that no two files of one crate need each other, and no two files of the C of one
+//! hypervisor or of the module. So a reader of one file does not have to know what the other does
+//! with it.
 //!
 //! A module that is a folder may use its own parts. Tests are left out.
 

@@ -138,8 +138,8 @@ fn is_punct(token: &TokenTree, wanted: char) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == wanted)
 }
 
-/// Returns the place of what is in the braces at `at`, which is the module's if they are a
-/// module's.
+/// Returns the place of the code in the braces at `at`. If the braces are a module's, it is that
+/// module's place.
 fn inside(tokens: &[TokenTree], at: usize, place: &Place) -> Place {
     let mut place = place.clone();
     if let [.., TokenTree::Ident(keyword), TokenTree::Ident(name)] = &tokens[..at]
@@ -150,8 +150,8 @@ fn inside(tokens: &[TokenTree], at: usize, place: &Place) -> Place {
     place
 }
 
-/// Returns where a path that begins with this word starts, if it begins at the crate's root or
-/// here.
+/// Returns the start of a path that begins with this word, if the path begins at the crate's root
+/// or here.
 fn base(tokens: &[TokenTree], at: usize, place: &Place) -> Option<Place> {
     let TokenTree::Ident(word) = &tokens[at] else { return None };
     if !tokens.get(at + 1).is_some_and(|token| is_punct(token, ':')) {
@@ -165,8 +165,8 @@ fn base(tokens: &[TokenTree], at: usize, place: &Place) -> Option<Place> {
     }
 }
 
-/// Follows a path from the word at `at`, to which `path` leads. Returns the index at which it has
-/// ended.
+/// Follows a path from the word at `at`, which is at the place `path`. Returns the index at which
+/// the path has ended.
 fn follow(tokens: &[TokenTree], at: usize, mut path: Place, paths: &mut Vec<Named>) -> usize {
     let mut at = at + 1;
     let colon = |at: usize| tokens.get(at).is_some_and(|token| is_punct(token, ':'));
