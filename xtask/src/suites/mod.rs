@@ -133,7 +133,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("c-api", languages::c),
     Suite::vm("python-guest", languages::python_in_guest),
     Suite::vm("shim", shim::run),
-    Suite::vm("packages", packages::run),
+    Suite::concurrent("packages", packages::run),
     Suite::vm("versions", versions::run),
     Suite::long("debian-13", newer::run),
     Suite::vm("papi", papi::suite),

@@ -61,9 +61,8 @@ pub struct Suite {
     pub tier: Tier,
     /// The machine that it is run on, a file in `xtask/profiles`, or `None` for the usual one.
     pub topology: Option<&'static str>,
-    /// Whether it runs beside suites that boot, with the CPU time that these leave. Such a suite
-    /// needs no machine, or one that keeps a single CPU busy and whose guests' time does not pass
-    /// while it waits.
+    /// Whether it runs beside suites that boot, with the CPU time that these leave. It needs no
+    /// machine, or one whose tests do not depend on time, or spends most of its own time elsewhere.
     pub is_concurrent: bool,
     /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
@@ -80,8 +79,7 @@ impl Suite {
         Self { name, tier: Tier::Vm, topology: None, is_concurrent: false, run }
     }
 
-    /// Makes a suite that boots a machine of the second emulator, which has one thread, and runs
-    /// beside the others.
+    /// Makes a suite that boots, but runs beside the others nevertheless.
     pub const fn concurrent(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
         Self { is_concurrent: true, ..Self::vm(name, run) }
     }

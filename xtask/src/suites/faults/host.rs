@@ -5,8 +5,9 @@
 //! If they do not notice it, the tests of the crates that use this crate most are run.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -235,21 +236,30 @@ impl Binary {
         format!("{} {}", self.package, self.name)
     }
 
-    /// Returns the first test of the program that fails with a fault in force.
+    /// Returns the first test of the program that fails with a fault in force. The tests that are
+    /// left are not run then.
     fn run(&self, fault: Option<&str>) -> Result<Option<String>> {
         let seconds = self.patience.as_secs().to_string();
         let mut program: Command = cmd("timeout", ["--signal=KILL", &seconds]);
         program.arg(&self.path).current_dir(&self.folder);
         program.env("CARGO_MANIFEST_DIR", &self.folder).env_remove(VARIABLE);
         program.envs(fault.map(|name| (VARIABLE, name)));
-        let out = program.output().with_context(|| self.path.display().to_string())?;
-        if out.status.success() {
-            return Ok(None);
-        }
-        let text = String::from_utf8_lossy(&out.stdout);
-        let failed = text.lines().find_map(|line| {
+        program.stdout(Stdio::piped()).stderr(Stdio::null());
+        let context = || self.path.display().to_string();
+        let mut running = program.spawn().with_context(context)?;
+        let printed = BufReader::new(running.stdout.take().context("its output is a pipe")?);
+        let failed = printed.lines().map_while(Result::ok).find_map(|line| {
             line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned)
         });
-        Ok(Some(failed.unwrap_or_else(|| format!("ends with {}", out.status))))
+        if failed.is_some() {
+            // `timeout` passes this signal on to the program and to what the program has started.
+            let process = running.id().to_string();
+            sh::run(&mut cmd("sh", ["-c", "kill -TERM \"$0\"", &process])).ok();
+        }
+        let status = running.wait().with_context(context)?;
+        if failed.is_none() && !status.success() {
+            return Ok(Some(format!("ends with {status}")));
+        }
+        Ok(failed)
     }
 }
