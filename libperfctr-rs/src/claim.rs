@@ -32,7 +32,7 @@ impl Claim {
         Ok(Self(now))
     }
 
-    /// Returns one that another process has taken.
+    /// Returns a claim that another process has taken, for tests.
     #[cfg(test)]
     pub(crate) fn of_child() -> Self {
         Self(Generation::of_child())
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_may_have_a_session_beside_that_of_its_parent() {
-        // The child finds what its parent has noted, and is of another generation.
+        // The child inherits its parent's claim, but is of another generation.
         CLAIMED.set(Some(Generation::of_child()));
         let own = Claim::take();
         assert!(own.is_ok(), "{own:?} in {:?}", Generation::current());

@@ -120,7 +120,7 @@ pub enum Error {
     },
 }
 
-/// Returns what the user can do about an error of the kernel, where that is known.
+/// Returns what the user can do about an error of the kernel, or an empty text if that is unknown.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {

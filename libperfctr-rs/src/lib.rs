@@ -50,7 +50,8 @@ pub mod rdpmc;
 #[cfg(target_arch = "x86_64")]
 pub mod reader;
 
-// Other machines have no pages to read. There these modules are private, and providers refuse.
+// Machines other than x86 have no pages to read: these modules are private there, and the providers
+// that need them refuse.
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "rdpmc/elsewhere.rs"]
 mod rdpmc;

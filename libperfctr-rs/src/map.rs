@@ -98,7 +98,7 @@ impl Pages {
         self.reader().map(Reader::thread)
     }
 
-    /// Returns the page of vCPU `n`, or `None` if there is no such vCPU and in a forked child.
+    /// Returns the page of vCPU `n`, or `None` if there is no such vCPU or in a forked child.
     #[inline(always)]
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
         self.reader()?.vcpu(n)
@@ -132,8 +132,8 @@ impl Pages {
         self.mapped().counts(counts)
     }
 
-    /// Returns the reader of these pages.  The caller has made sure that this process is no forked
-    /// child, which would have no mapping.
+    /// Returns the reader of these pages.  The caller has checked that this process is not a forked
+    /// child, in which nothing is mapped.
     #[inline(always)]
     fn mapped(&self) -> Reader<'_> {
         // SAFETY: `1 + vcpus` pages are mapped as long as `self` lives.
@@ -141,8 +141,8 @@ impl Pages {
     }
 }
 
-/// Returns the answer to a read in a forked child.  It is a function of its own because compilers
-/// that see the value load it before each read, even if they do not need it.
+/// Returns the error of a read in a forked child.  This is a function of its own, because otherwise
+/// compilers load the value before each read, even if no read needs it.
 #[cold]
 #[inline(never)]
 fn no_pages() -> ReadError {
@@ -174,8 +174,8 @@ impl RingPages {
         for (n, word) in words.iter_mut().enumerate() {
             let at = map.as_ptr().wrapping_add(offset + 8 * n).cast::<AtomicU64>();
             // SAFETY: `at` is an aligned word of the mapping, which lives as long as `self`.
-            // ATOMICS: the caller has seen that the record is there, and the kernel does not change
-            // it until it is taken.
+            // ATOMICS: the caller has seen that the kernel has written the record, and the kernel
+            // does not change the record until the caller has taken it.
             *word = unsafe { (*at).load(Ordering::Relaxed) };
         }
         Ok(())
@@ -195,9 +195,9 @@ pub(crate) struct PerfPage {
 macro_rules! load {
     ($page:expr, $field:ident: $atomic:ident) => {{
         let field = $page.map.as_ptr().wrapping_add(offset_of!(perf_event_mmap_page, $field));
-        // SAFETY: the mapping is page-aligned, at least as long as the structure and lives as long
-        // as the page; the kernel changes it by whole words.
-        // ATOMICS: `lock` orders these loads, see there.
+        // SAFETY: the mapping is page-aligned, at least as long as the structure, and lives as long
+        // as the page.  The kernel changes the field by whole words.
+        // ATOMICS: `lock` orders these loads; see its comment.
         unsafe { (*field.cast::<$atomic>()).load(Ordering::Relaxed) }
     }};
 }
@@ -216,8 +216,8 @@ impl PerfPage {
     /// Returns the page's sequence word, which is never odd for the thread that the page describes.
     #[inline(always)]
     pub(crate) fn lock(&self) -> u64 {
-        // ATOMICS: the page of a thread that reads it itself changes only while the thread is
-        // interrupted.  So only the compiler could reorder loads around this one.
+        // ATOMICS: a thread reads its own page, which changes only while the thread is interrupted.
+        // So only the compiler could reorder loads around this one.
         fence(Ordering::Acquire);
         let lock = load!(self, lock: AtomicU32);
         fence(Ordering::Acquire);
@@ -226,7 +226,8 @@ impl PerfPage {
 
     #[inline(always)]
     fn can(&self, capability: u64) -> bool {
-        // On other architectures the page may offer counters that other instructions read.
+        // On other architectures the page may allow reading counters by other instructions than
+        // RDPMC.
         cfg!(target_arch = "x86_64") && load!(self, __bindgen_anon_1: AtomicU64) & capability != 0
     }
 
@@ -288,7 +289,7 @@ mod tests {
         ring.0.generation = own;
     }
 
-    /// The clock shows this, and no counter is read.
+    /// A CPU whose clock shows this value, and whose counters are not read.
     struct Clock(u64);
 
     impl Counters for Clock {
@@ -300,7 +301,7 @@ mod tests {
         }
     }
 
-    /// The counter with this index holds this.
+    /// A CPU whose counter with this index holds this value.
     struct Counter(u32, u64);
 
     impl Counters for Counter {
@@ -332,7 +333,7 @@ mod tests {
         assert_eq!(page.count(&Counter(3, 9)), None, "the page does not allow it");
         write(capabilities, &CAP_USER_RDPMC.to_ne_bytes());
         for (width, offset, holds, count) in [
-            // The kernel presets a counter to a negative number, and adds as much to it here.
+            // The kernel presets the counter to a negative number; here the offset is its opposite.
             (48_u16, 1_u64 << 47, (1_u64 << 47) + 5, 5),
             (48, 1_000, (1 << 48) - 300, 700),
             (40, 1_000, (1 << 40) - 300, 700),

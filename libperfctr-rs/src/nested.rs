@@ -80,8 +80,8 @@ pub struct Spent {
     pub total: Amount,
     /// The part that was not within another piece that was started later.
     pub own: Amount,
-    /// Whether another piece with the same key is still open. The total of the other piece contains
-    /// this total.
+    /// Whether another piece with the same key is still open, so that its total will contain this
+    /// one.
     pub is_recursive: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct Spent {
 #[derive(Debug)]
 struct Open<K> {
     key: K,
-    /// What the thread had counted when it was started.
+    /// The thread's counts when it started the piece.
     began: Amount,
     own: Amount,
 }
@@ -98,7 +98,7 @@ struct Open<K> {
 #[derive(Debug)]
 pub struct Pieces<K> {
     open: Vec<Open<K>>,
-    /// What the thread has counted within pieces.
+    /// The thread's counts within pieces.
     sum: Amount,
     /// The counters at the end of the last call of [`Nested::aside`].
     left: [u64; MAX_COUNTERS],
@@ -272,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts as if each reading executed 10 instructions and 3 branches.
+    /// A source of counts, of which each reading executes 10 instructions and 3 branches.
     #[derive(Clone, Default)]
     struct Fake {
         executed: Rc<Cell<u64>>,
@@ -329,7 +329,7 @@ mod tests {
     fn start(nested: &mut Nested<&'static str, Fake>, fake: &Fake, key: &'static str) {
         nested
             .aside(&mut |pieces| {
-                // What the bookkeeping executes belongs to nobody.
+                // The instructions of the bookkeeping belong to no piece.
                 fake.work(1_000);
                 pieces.start(key);
             })

@@ -117,8 +117,8 @@ fn measure(
 mod tests {
     use super::*;
 
-    /// Counts as if each reading executed 10 instructions and 3 branches, and each call of a body
-    /// one of either.
+    /// Returns a measurement in which each reading executes 10 instructions and 3 branches, and
+    /// each call of a body executes one instruction and one branch.
     fn counting(clock: &Cell<u64>) -> impl Fn(&mut dyn FnMut(), [&mut [u64]; 2]) -> Answer {
         move |body, lists| {
             for (n, list) in lists.into_iter().enumerate() {
@@ -146,7 +146,8 @@ mod tests {
         let mut later = || clock.set(clock.get() + 5);
         overhead.measure(&around, [&mut later, &mut || ()], &mut counts).unwrap();
         assert_eq!(counts, [50, 15]);
-        // Another number of counters has another overhead, which is found anew.
+        // Measurements with another number of counters have another overhead, which is measured
+        // anew.
         let calls = clock.get();
         overhead.measure(&around, [&mut || (), &mut || ()], &mut counts[..1]).unwrap();
         assert_eq!((counts[0], clock.get() - calls), (0, 2 * (2 + CALIBRATIONS as u64)));

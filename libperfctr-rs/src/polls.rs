@@ -101,7 +101,7 @@ mod tests {
         let counting = start([]).unwrap();
         let (mut one, mut other) = (pin!(counting.polls(third())), pin!(counting.polls(third())));
         let mut context = Context::from_waker(Waker::noop());
-        // Futures of one thread take turns.
+        // The thread polls the two futures in turn.
         for _ in 0..2 {
             assert!(one.as_mut().poll(&mut context).is_pending());
             assert!(other.as_mut().poll(&mut context).is_pending());

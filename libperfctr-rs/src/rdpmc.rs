@@ -176,13 +176,13 @@ mod tso {
 
     #[inline(always)]
     pub(super) fn load(word: &AtomicU64) -> u64 {
-        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        // SAFETY: `word` is a reference, so the pointer is valid and aligned.
         unsafe { word.as_ptr().read_volatile() }
     }
 
     #[inline(always)]
     pub(super) fn load_half(half: &AtomicU32) -> u32 {
-        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        // SAFETY: `half` is a reference, so the pointer is valid and aligned.
         unsafe { half.as_ptr().read_volatile() }
     }
 }

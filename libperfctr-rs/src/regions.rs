@@ -90,7 +90,7 @@ pub struct Row {
 #[must_use = "the region ends when this is dropped"]
 pub struct Region<'a> {
     name: &'a str,
-    /// Makes the value stay in its thread, since a region ends in the thread that has started it.
+    /// Keeps the value in its thread, since the thread that has started a region has to end it.
     thread: PhantomData<*const ()>,
 }
 
@@ -106,7 +106,7 @@ struct Sums {
 /// The state of all threads' regions.
 #[derive(Debug)]
 struct Shared {
-    /// The process that has this state.
+    /// The process to which this state belongs.
     generation: Option<Generation>,
     /// The events, if they were chosen.
     events: Option<Vec<Event>>,
@@ -151,8 +151,8 @@ impl Shared {
         shared
     }
 
-    /// Becomes the state of the process `now`.  A child has no regions yet, and counts the events
-    /// that were chosen for its parent.
+    /// Makes this the state of the process `now`.  A forked child has no regions yet, and counts
+    /// the events that were chosen for its parent.
     fn come_to(&mut self, now: Generation) {
         if self.generation != Some(now) {
             let events = self.events.take();
@@ -203,13 +203,13 @@ impl Shared {
                 Ok(())
             }
             Operation::Stop => {
-                // Only regions that were started have a name here.
+                // A name is found here only if its region was started.
                 let known = self.names.get(name).cloned();
                 let spent = known.as_ref().and_then(|name| pieces.stop(name));
                 let (Some(name), Some(spent)) = (known, spent) else {
                     return Err(not_started(name, pieces));
                 };
-                // A region that was started has sums.
+                // A region has sums if it was started.
                 let Some(sums) = self.sums.get_mut(&(name, thread)) else { return Ok(()) };
                 sums.calls += 1;
                 sums.open = sums.open.saturating_sub(1);
@@ -247,7 +247,7 @@ impl Shared {
     }
 }
 
-/// Makes the error that a region was not started, which names the regions that were.
+/// Returns the error that a region was not started.  The error names the regions that were started.
 fn not_started(name: &str, pieces: &Pieces<Arc<str>>) -> Error {
     let open: Vec<String> = pieces.open().rev().map(|name| format!("`{}`", shown(name))).collect();
     let open = if open.is_empty() {
@@ -317,8 +317,8 @@ pub fn enter(name: &str) -> Result<Region<'_>, Error> {
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        // The stop fails if the region was stopped by name already, or if the counters could not be
-        // read: the table then says that the region was not stopped.
+        // The stop fails if the region was already stopped by name, or if the counters could not be
+        // read. In the second case the table says that the region was not stopped.
         stop(self.name).ok();
     }
 }

@@ -145,7 +145,7 @@ pub struct Session {
     refusals: Vec<Refusal>,
     claim: Claim,
     overhead: Overhead,
-    /// Neither `Send` nor `Sync`.
+    /// Makes the session neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
 
@@ -155,7 +155,7 @@ impl Session {
         self.claim.forked()
     }
 
-    /// Makes the session one that another process has opened.
+    /// Makes the session look like one that another process has opened, for tests.
     #[cfg(test)]
     pub(crate) fn give_away(&mut self) {
         self.claim = Claim::of_child();
@@ -245,7 +245,7 @@ impl Session {
         if let Some(paravirt) = self.backend.paravirt() {
             overflow::go_on_by(Some(paravirt.device().as_raw_fd()));
         }
-        // A negative number is as invalid as any that is too high.
+        // A negative signal number becomes a number that is too high, which is as invalid.
         self.start_all(events, Notification::Signal(signal.cast_unsigned()))
     }
 

@@ -36,7 +36,8 @@ impl Shared {
     }
 }
 
-/// Starts to count these events of the calling thread, or shares what already counts them.
+/// Starts to count these events of the calling thread, or shares the counting that already counts
+/// them.
 ///
 /// A thread can have only one session.  A library that counts and its caller, which counts too, can
 /// both use that session if both get it from this function, with the same events in the same order.
@@ -96,7 +97,7 @@ mod tests {
     #[test]
     fn other_events_or_another_order_are_not_the_same() {
         let [a, b] = [Event::CYCLES.user(), Event::BRANCHES.user()];
-        // It counts nothing here, where there may be no counters.
+        // The session does not start to count, because this machine may have no counters.
         let counting = Rc::new(Counting::<2>::from_session(Session::open().unwrap()));
         let shared = Shared::new([a, b], &counting);
         assert!(shared.of([a, b]).is_some_and(|found| Rc::ptr_eq(&found, &counting)));

@@ -35,8 +35,8 @@ extern "C" fn count_fork() {
 impl Generation {
     /// Starts counting forks.
     ///
-    /// A child made by a bare `clone` or `vfork` is not seen; it faults when it reads, because the
-    /// kernel does not copy the mapping to it either.
+    /// The count does not contain a child that a bare `clone` or `vfork` makes.  Such a child
+    /// faults when it reads, because the kernel does not copy the mapping to it either.
     ///
     /// # Errors
     ///
@@ -179,9 +179,9 @@ impl Device {
     }
 
     fn ioctl(&self, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
-        // SAFETY: the request's number holds the argument's size, which is that of the type that
-        // `ioctl_read` or `ioctl_write` was given; the device writes only what is borrowed mutably,
-        // of which all bit patterns are valid.
+        // SAFETY: the request's number contains the argument's size, which is the size of the type
+        // that `ioctl_read` or `ioctl_write` was given.  The device writes only to arguments that
+        // are borrowed mutably, and for these all bit patterns are valid.
         let result = unsafe { libc::ioctl(self.as_raw_fd(), request.into(), argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }
@@ -319,7 +319,7 @@ impl PerfEvent {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn go_on(&self) -> io::Result<()> {
         // SAFETY: this request takes a number and no pointer.
         let result = unsafe { perf::ioctls::REFRESH(self.as_raw_fd(), 1) };
@@ -330,7 +330,7 @@ impl PerfEvent {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn counted(&self) -> io::Result<Total> {
         let mut words = [0; 3];
         if self.read(&mut words)? != words.len() {
@@ -340,7 +340,7 @@ impl PerfEvent {
         Ok(Total::of_ns(count, enabled, running))
     }
 
-    /// Reads words in the event's format; returns their number.
+    /// Reads words in the event's format, and returns the number of words.
     pub(crate) fn read(&self, words: &mut [u64]) -> io::Result<usize> {
         Ok((&self.0).read(words.as_mut_bytes())? / size_of::<u64>())
     }
@@ -354,7 +354,7 @@ impl AsRawFd for PerfEvent {
 
 /// Waits until any of these descriptors has something to read or has ended, or the time has passed.
 ///
-/// It returns what poll(2) says of them.
+/// Returns the union of the events that poll(2) reports for the descriptors.
 pub(crate) fn poll(
     all: impl Iterator<Item = RawFd>,
     at_most: Duration,
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn an_events_words_are_its_count_and_then_both_times() {
-        // A file that answers as an event does: the order is that of `perf_event_open(2)`.
+        // A file stands for the event: its words have the order of `perf_event_open(2)`.
         let path = std::env::temp_dir().join(format!("perfctr-words-{}", std::process::id()));
         let words = [5_u64, 700, 90];
         std::fs::write(&path, words.as_bytes()).unwrap();

@@ -253,7 +253,7 @@ impl User {
             &*memory
         };
         if let Err(errno) = user.alloc_pages() {
-            // SAFETY: the user is not in the list yet, so nobody else has it, and it has no registered
+            // SAFETY: the user is not in the list, so nobody else has it, and it has no registered
             // page.
             unsafe { user.free() };
             return Err(errno);

@@ -179,7 +179,8 @@ impl Event {
         }
     }
 
-    /// Returns the event's number and unit mask for a general counter, if there are any.
+    /// Returns the event number and unit mask for a general counter, if a general counter can count
+    /// the event.
     pub(crate) fn select(self, vendor: u32) -> Option<u64> {
         match self.what {
             What::Generic(generic) => generic.select(vendor),
@@ -227,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_raw_events_modes_are_those_that_were_asked_for() {
-        // Edge, inversion and counter mask are the event's; modes, enable and interrupt are not.
+        // The edge, inversion and counter mask belong to the event; the modes, enable and interrupt
+        // do not.
         let event = Event::raw(0x0184_01c0 | EVNTSEL_RINGS | EVNTSEL_EN);
         assert_eq!(event.word(), Some(0x0184_01c0));
         assert_eq!(
@@ -247,7 +249,7 @@ mod tests {
             event.on(slot),
             event.every(1_000),
             event.unverified(),
-            // Its number is that of the generic event in Linux.
+            // This select word equals the number of the generic event in Linux.
             Event::raw(1),
             Event::TASK_CLOCK,
             Event::PAGE_FAULTS,

@@ -24,7 +24,7 @@ const PLM_ALL: c_int = 1 | 8;
 const OS_NONE: c_int = 0;
 /// A PMU of cores.
 const TYPE_CORE: c_int = 1;
-/// A limit that is greater than the number that any version of the library knows.
+/// A number that is greater than the number of PMUs that any version of the library knows.
 const PMUS: c_int = 4_096;
 const ATTRIBUTE_UNIT_MASK: c_int = 1;
 
@@ -95,7 +95,7 @@ struct EncodeArgument {
 const _: () = assert!(size_of::<PmuInfo>() == 56 && size_of::<EventInfo>() == 64);
 const _: () = assert!(size_of::<AttributeInfo>() == 64 && size_of::<EncodeArgument>() == 32);
 
-/// The library's functions.  They are valid for ever, since the library is never closed.
+/// The library's functions.  They stay valid, since the library is never closed.
 struct Pfm {
     pmu_info: unsafe extern "C" fn(c_int, *mut PmuInfo) -> c_int,
     event_info: unsafe extern "C" fn(c_int, c_int, *mut EventInfo) -> c_int,
@@ -124,7 +124,7 @@ fn with<R>(work: impl FnOnce(&Pfm) -> R) -> Option<R> {
     Some(work(&pfm.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// Why the library gives no event of a name.
+/// The reason why the library gives no event of a name.
 #[derive(Debug)]
 pub(super) enum Missing {
     /// The library is not installed, or does not know the name.
@@ -219,7 +219,8 @@ impl Pfm {
                 ));
             }
         };
-        // AMD's cores have no fixed counters, and some have events of their own with number 0.
+        // AMD's cores have no fixed counters, and some of them have events of their own with number
+        // 0.
         let is_fixed = pmu.fixed_counters > 0 && select & 0xff == 0 && select >> 32 == 0;
         match select {
             REFERENCE_CYCLES if is_fixed => Ok(Event::REF_CYCLES),
@@ -243,13 +244,15 @@ impl Pfm {
             count: 0,
             index: 0,
         };
-        // SAFETY: the argument says how large it is; the library allocates what it has no room for.
+        // SAFETY: `size` is the size of the argument.  `codes` is null, so the library allocates
+        // the words.
         let error = unsafe { (self.encode)(name.as_ptr(), PLM_ALL, OS_NONE, &raw mut argument) };
         if error != SUCCESS {
             return Err(error);
         }
         let count = usize::try_from(argument.count).unwrap_or(0);
-        // SAFETY: the library has allocated this many words, for us to free.
+        // SAFETY: the library has allocated `count` words with `malloc`, and the caller has to free
+        // them.
         let words = unsafe {
             let words = std::slice::from_raw_parts(argument.codes, count).to_vec();
             libc::free(argument.codes.cast());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Accounts of a Xen host's virtual CPUs: how many events each has executed itself, and how many
-//! the hypervisor has executed meanwhile.
+//! Accounts of a Xen host's virtual CPUs: how many events each vCPU has executed, and how many the
+//! hypervisor has executed while that vCPU was current.
 
 use shared_abi::arch::EVNTSEL_RINGS;
 use shared_abi::hypercall::{
@@ -16,7 +16,7 @@ use crate::event::Event;
 /// The minor version of the driver's interface that has accounts.
 const MINOR: u32 = 5;
 
-/// What a virtual CPU has executed, and what the hypervisor has executed meanwhile.
+/// The events of a virtual CPU, and those of the hypervisor while that vCPU was current.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Divided {
@@ -143,7 +143,7 @@ fn collect(
     }
 }
 
-/// Returns the argument of the request to the driver.
+/// Returns the argument of the request to the driver to account this event.
 fn wanted(driver: &Driver, event: Event) -> Result<HvAccounting, Error> {
     if driver.abi.1 < MINOR {
         return Err(Error::NotAccounted(OLD));
@@ -170,7 +170,7 @@ mod tests {
         HvAccount { domain, vcpu, flags: 0, reserved: 0, executed, hypervisor }
     }
 
-    /// Answers as the driver does if there are these accounts.
+    /// Answers as the driver does if it has these accounts.
     fn answer(asked: &mut HvAccounts, all: &[HvAccount]) {
         let from = (asked.domain, asked.vcpu);
         let wanted = all.iter().filter(|one| (one.domain, one.vcpu) >= from);
@@ -237,7 +237,7 @@ mod tests {
     fn the_driver_is_asked_for_a_general_counters_event_in_all_modes() {
         let both = HvAccounting { evntsel: 0x43_00c0, reserved: 0 };
         assert_eq!(wanted(&driver(), Event::raw(0xc0).unverified()).unwrap(), both);
-        // Instructions have a fixed counter as well, which is not the host's.
+        // Instructions also have a fixed counter, but the host's own counter is a general one.
         assert_eq!(wanted(&driver(), Event::INSTRUCTIONS.unverified()).unwrap(), both);
     }
 

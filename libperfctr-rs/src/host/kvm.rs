@@ -19,7 +19,7 @@ pub(super) const OPTION: &str = "/sys/module/kvm/parameters/perfctr";
 /// The file in which the driver lists machines.
 const MACHINES: &str = "/sys/kernel/perfctr_domains";
 
-/// Where the driver's files are.
+/// The paths of the driver's files.
 #[derive(Debug)]
 pub(super) struct Kvm {
     parameters: PathBuf,
@@ -89,7 +89,7 @@ mod tests {
     use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
     use zerocopy::FromZeros;
 
-    /// Parameters as files of a test.
+    /// The driver's files, in a directory that a test has made.
     struct Files(Kvm);
 
     impl Files {
@@ -104,7 +104,7 @@ mod tests {
             fs::write(self.0.parameters.join(name), text).unwrap();
         }
 
-        /// Writes the driver's answer about machines from this number on.
+        /// Writes the driver's answer to a request for the machines from this number on.
         fn list(&self, first: u32, all: &[(u32, u32)]) {
             let mut answer = HvDomains { count: all.len() as u32, ..HvDomains::new_zeroed() };
             for (domain, &(domid, enabled)) in answer.domain.iter_mut().zip(all) {

@@ -71,7 +71,7 @@ pub struct Domain {
     pub limits: Limits,
 }
 
-/// What the host lets a single virtual machine use.
+/// The limits within which the host lets a single virtual machine count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "callers write limits down, and add `..default()`")]
 pub struct Limits {
@@ -134,7 +134,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`Error::NoHost`]: the machine has neither. [`Error::Kernel`]: the caller may not make
+    /// [`Error::NoHost`] if the machine has neither, [`Error::Kernel`] if the caller may not make
     /// hypercalls.
     pub fn open() -> Result<Self, Error> {
         if let Some(kvm) = Kvm::find() {
@@ -150,8 +150,8 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `ENOSYS` there is no driver, `ENODEV` it is off. [`Error::Version`],
-    /// [`Error::Malformed`].
+    /// [`Error::Kernel`]: `ENOSYS` if there is no driver, `ENODEV` if it is off.
+    /// [`Error::Version`], [`Error::Malformed`].
     pub fn driver(&self) -> Result<Driver, Error> {
         match &self.0 {
             Hypervisor::Xen(xen) => xen.driver(),
@@ -165,7 +165,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `ESRCH` if there is no such machine, `EPERM` if this is no control
+    /// [`Error::Kernel`]: `ESRCH` if there is no such machine, `EPERM` if this is not a control
     /// domain, `EACCES` if the caller is not root; and those of [`driver`](Self::driver).
     pub fn allow(&self, id: u32, allowed: bool) -> Result<(), Error> {
         match &self.0 {
@@ -195,8 +195,8 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: as for [`allow`](Self::allow), `EINVAL` the driver's ABI is older than
-    /// 2.8. [`Error::Malformed`].
+    /// [`Error::Kernel`]: the errors of [`allow`](Self::allow), and `EINVAL` if the driver's ABI is
+    /// older than 2.8. [`Error::Malformed`].
     pub fn domains(&self) -> Result<Vec<Domain>, Error> {
         match &self.0 {
             Hypervisor::Xen(xen) => Domain::all(|answer| xen.call(OP_DOMAINS, answer)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples of a Xen host itself: where its physical CPUs are each time that they have counted a
-//! period of events.
+//! Samples of a Xen host itself: each physical CPU has a sample of what it executes whenever it has
+//! counted a period of events.
 
 use shared_abi::hypercall::{
     HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
@@ -24,7 +24,7 @@ const CPUS_MAX: u32 = 4096;
 /// its ring holds, since samples may come faster than they are taken.
 const READS_MAX: usize = 4096 / SAMPLES_MAX + 1;
 
-/// Who executed.
+/// The mode in which a physical CPU executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -43,7 +43,7 @@ pub enum Mode {
     ForUser,
 }
 
-/// The place that samples of the hypervisor have.
+/// The instruction whose address the samples of the hypervisor have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Places {
@@ -54,7 +54,7 @@ pub enum Places {
     Guest,
 }
 
-/// Where a physical CPU was.
+/// A sample of a physical CPU: the instruction and the virtual CPU that it was executing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostSample {
@@ -208,7 +208,7 @@ fn asked(cpu: u32) -> HvSamples {
     HvSamples { cpu, ..HvSamples::new_zeroed() }
 }
 
-/// Returns the samples of an answer.
+/// Returns the samples that an answer of the driver contains.
 fn parse(answer: &HvSamples) -> Result<Vec<HostSample>, Error> {
     let samples = answer.sample.get(..answer.count as usize);
     let samples = samples.ok_or(Error::Malformed("number of samples of the host"))?;
@@ -218,7 +218,7 @@ fn parse(answer: &HvSamples) -> Result<Vec<HostSample>, Error> {
     samples.iter().map(HostSample::new).collect()
 }
 
-/// Returns the argument of the request to the driver.
+/// Returns the argument of the request to the driver to sample.
 fn wanted(
     driver: &Driver,
     event: Event,
@@ -247,8 +247,8 @@ fn wanted(
     })
 }
 
-/// Returns the bits of physical CPUs. CPUs from number 64 on can only be sampled together with all
-/// others.
+/// Returns a bit for each of these physical CPUs. CPUs from number 64 on can only be sampled
+/// together with all others.
 fn mask(cpus: Option<&[u32]>) -> Option<u64> {
     let Some(cpus) = cpus else { return Some(u64::MAX) };
     cpus.iter().try_fold(0, |mask, &cpu| Some(mask | 1_u64.checked_shl(cpu)?))
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(wanted(event.kernel(), None), ring_0);
         let outside = HvProfile { evntsel: 0x41_00c0, cpus: 0b101, ..ring_0 };
         assert_eq!(wanted(event.user(), Some(&[2, 0])), outside);
-        // Instructions have a fixed counter as well, which is not the host's.
+        // Instructions also have a fixed counter, but the host's own counter is a general one.
         let instructions = Event::INSTRUCTIONS.unverified().every(20_000).kernel();
         assert_eq!(wanted(instructions, None), ring_0);
         let guests = super::wanted(&driver(), event.kernel(), None, Places::Guest).unwrap();

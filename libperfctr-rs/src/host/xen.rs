@@ -54,7 +54,7 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: this is no domain of Xen, or the caller may not make hypercalls.
+    /// [`Error::Kernel`] if this is not a domain of Xen, or if the caller may not make hypercalls.
     pub fn open() -> Result<Self, Error> {
         let open = |path| File::options().read(true).write(true).open(path);
         let opened = open(PRIVCMD).and_then(|privcmd| {
@@ -70,8 +70,8 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `ENOSYS` there is no driver, `ENODEV` it is off, `EPROTO` it speaks
-    /// another version of the interface.
+    /// [`Error::Kernel`]: `ENOSYS` if there is no driver, `ENODEV` if it is off, `EPROTO` if it
+    /// speaks another version of the interface.
     pub fn driver(&self) -> Result<Driver, Error> {
         let mut query = HvQuery {
             abi_major: ABI_MAJOR.into(),
@@ -86,8 +86,8 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `ESRCH` there is no such domain, `EPERM` this is not the control domain,
-    /// and those of [`driver`](Self::driver).
+    /// [`Error::Kernel`]: `ESRCH` if there is no such domain, `EPERM` if this is not the control
+    /// domain, and those of [`driver`](Self::driver).
     pub fn allow(&self, domid: u32, allowed: bool) -> Result<(), Error> {
         let enabled = allowed.into();
         self.decide(HvDomain { domid, enabled, ..HvDomain::default() })
@@ -107,7 +107,7 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `EPERM` this is not the control domain, and those of
+    /// [`Error::Kernel`]: `EPERM` if this is not the control domain, and those of
     /// [`driver`](Self::driver).
     pub fn interrupts(&self) -> Result<u64, Error> {
         let mut stats = HvStats::default();
@@ -120,7 +120,7 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`]: `EPERM` this is not the control domain. [`Error::Malformed`].
+    /// [`Error::Kernel`]: `EPERM` if this is not the control domain. [`Error::Malformed`].
     pub fn symbols(&self) -> Result<Vec<Symbol>, Error> {
         symbols::all(|question| {
             self.hypercall(symbols::PLATFORM_OP, question, |question, address| {
@@ -150,7 +150,7 @@ impl Xen {
         arguments: impl FnOnce(&mut T, u64) -> [u64; 5],
     ) -> io::Result<()> {
         const { assert!(size_of::<T>() <= MEMORY_BYTES) };
-        // A thread that has panicked has left nothing in this memory that matters.
+        // A thread that panicked under the lock cannot have left this memory in a harmful state.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let address = memory.as_mut_ptr() as u64;
         let mut hypercall = Hypercall { number, arguments: arguments(value, address) };
@@ -159,8 +159,8 @@ impl Xen {
             .ok_or(ErrorKind::OutOfMemory)?
             .copy_from_slice(value.as_bytes());
         let privcmd = self.privcmd.as_raw_fd();
-        // SAFETY: the operation reads and writes no more than this many bytes of our mapping, to
-        // which there is no reference meanwhile.
+        // SAFETY: the hypercall reads and writes only within our mapping, and nobody has a
+        // reference to the mapping meanwhile.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         if result < 0 {
             return Err(io::Error::last_os_error());

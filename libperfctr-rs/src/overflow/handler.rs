@@ -43,8 +43,8 @@ pub unsafe fn set_handler(signal: libc::c_int, handler: Handler) -> io::Result<(
     // ATOMICS: with Release, a thread that gets the signal sees the data on which the function
     // relies.
     place.store(handler as *mut (), Ordering::Release);
-    // SAFETY: all-zero is a valid `sigaction`, and `dispatch` has the signature that SA_SIGINFO
-    // asks for.
+    // SAFETY: a `sigaction` of zeros is valid, and `dispatch` has the signature that SA_SIGINFO
+    // needs.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = dispatch as *const () as usize;
@@ -61,15 +61,16 @@ extern "C" fn dispatch(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes both to a handler that was set with SA_SIGINFO.
+    // SAFETY: the kernel passes valid pointers to a handler that was set with SA_SIGINFO.
     let (info, context) = unsafe { (&*info, &*context.cast::<libc::ucontext_t>()) };
     let Some(overflow) = Overflow::from_siginfo(info) else { return };
     // ATOMICS: see `set_handler`.
     let handler = HANDLERS[signal as usize].load(Ordering::Acquire);
-    // SAFETY: `set_handler` has put a `Handler` there before it made this the signal's handler.
+    // SAFETY: `set_handler` stores a `Handler` for the signal before it makes `dispatch` the
+    // action.
     let handler: Handler = unsafe { std::mem::transmute(handler) };
     let ip = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
     handler(&Sample { overflow, ip });
-    // This fails if the handler has stopped the counters, and then nothing has to go on.
+    // The request fails if the handler has stopped the counters; they need not go on then.
     let _ = go_on();
 }

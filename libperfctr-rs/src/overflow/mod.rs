@@ -57,8 +57,8 @@ impl Overflow {
     ///
     /// It may be called in signal handlers.
     pub fn from_siginfo(info: &libc::siginfo_t) -> Option<Self> {
-        // SAFETY: with this code the kernel has put the counters where others have a process id,
-        // which is part of every signal's information that a handler gets.
+        // SAFETY: every signal's information has the word of the process id.  With this code, the
+        // kernel has stored the set of counters in that word.
         (info.si_code == SIGNAL_CODE).then(|| Self { counters: unsafe { info.si_pid() } as u32 })
     }
 

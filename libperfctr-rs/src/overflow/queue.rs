@@ -19,7 +19,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn new(signal: libc::c_int) -> io::Result<Self> {
         // SAFETY: the set is writable, and is initialised before it is used.
         unsafe {
@@ -45,7 +45,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn take(&self) -> io::Result<Option<Overflow>> {
         loop {
             let mut info = [0_u64; size_of::<libc::signalfd_siginfo>() / size_of::<u64>()];

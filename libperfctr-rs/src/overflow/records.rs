@@ -23,9 +23,9 @@ pub struct Record {
     pub ip: u64,
     /// The counter's number, in the order in which the counters were given at the start.
     pub counter: usize,
-    /// What the counter had counted, unit: events.
+    /// The counter's count at the overflow, unit: events.
     pub count: u64,
-    /// How long the thread had executed, unit: TSC ticks.
+    /// How long the thread had executed at the overflow, unit: TSC ticks.
     pub tsc: u64,
     /// The addresses to which the functions on the stack will return, the innermost function's
     /// first.  They are found by frame pointers, and end at a function without one.
@@ -72,7 +72,7 @@ pub struct Records {
     progress: Progress,
 }
 
-/// How far the records of a ring were read.
+/// The numbers of records that were written to a ring and taken from it.
 #[derive(Debug, Default)]
 struct Progress {
     /// Number of records that were taken.
@@ -84,11 +84,11 @@ struct Progress {
 }
 
 impl Progress {
-    /// Looks for records that were not taken yet, and returns whether there are any.
+    /// Returns whether there are records that were not taken yet.
     ///
-    /// Before that it calls `give_back` with the number of records taken, if the kernel does not
-    /// know that number, so that the kernel can reuse their places. `written` returns how many
-    /// records the kernel has written so far, and `room` is how many the ring can hold at a time.
+    /// If the kernel does not know how many records were taken, this first calls `give_back` with
+    /// that number, so that the kernel can reuse their places.  `written` returns how many records
+    /// the kernel has written so far, and `room` is how many the ring can hold at a time.
     fn look(
         &mut self,
         room: usize,
@@ -151,8 +151,7 @@ impl Records {
         Ok(Self { device, pages, ring, shape, progress: Progress::default() })
     }
 
-    /// Returns the number of records that there is room for, which is at least the number that was
-    /// asked for.
+    /// Returns how many records the ring can hold, which is at least the number that was asked for.
     pub fn room(&self) -> usize {
         self.shape.room()
     }
@@ -181,7 +180,7 @@ impl Records {
         Ok(Some(Record { ip, counter: counter as usize, count, tsc, callers }))
     }
 
-    /// Returns the places of the taken records to the kernel, and looks whether there are new
+    /// Gives the places of the taken records back to the kernel, and returns whether there are new
     /// records.
     fn look(&mut self) -> Result<bool, Error> {
         let page = self.pages.thread_page().ok_or(Error::Forked)?;

@@ -42,7 +42,7 @@ use super::{Overflow, Sample, set_handler};
 #[derive(Debug)]
 pub struct Ring {
     shared: Box<Shared>,
-    /// Neither `Send` nor `Sync`.
+    /// Makes the ring neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
 
@@ -90,7 +90,7 @@ impl Ring {
             taken: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
         });
-        // SAFETY: `note` loads and stores atomics, and nothing else.
+        // SAFETY: `note` only loads and stores atomics, which is async-signal-safe.
         unsafe { set_handler(signal, note)? };
         RING.set(&raw const *shared);
         Ok(Self { shared, thread: PhantomData })

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Sends the calling thread a signal like the kernel module's.
 fn overflow(signal: libc::c_int, code: i32, counters: u32) {
-    // Signal number, error number, code, padding, then the word that holds the counters.
+    // The words are: signal number, error number, code, padding, and the bits of the counters.
     let mut info = [0_i32; 32];
     (info[0], info[2], info[4]) = (signal, code, counters as i32);
-    // SAFETY: the kernel reads as many bytes as its structure has, 128.
+    // SAFETY: the kernel reads 128 bytes, the size of its structure and of `info`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_rt_tgsigqueueinfo,
@@ -29,14 +29,14 @@ fn a_handler_gets_overflows_and_nothing_else() {
         SEEN.fetch_add(usize::from(sample.ip == 0) * 1_000, Ordering::Relaxed);
         SEEN.fetch_add(1 + sample.overflow.counters as usize, Ordering::Relaxed);
     }
-    // SAFETY: `note` uses nothing but an atomic.
+    // SAFETY: `note` only uses an atomic, which is async-signal-safe.
     unsafe { set_handler(libc::SIGUSR1, note).unwrap() };
     overflow(libc::SIGUSR1, SIGNAL_CODE, 0b101);
     assert_eq!(SEEN.load(Ordering::Relaxed), 6);
     overflow(libc::SIGUSR1, libc::SI_QUEUE, 0b101);
     assert_eq!(SEEN.load(Ordering::Relaxed), 6);
     for signal in [libc::SIGKILL, -1] {
-        // SAFETY: `note` uses nothing but an atomic.
+        // SAFETY: `note` only uses an atomic, which is async-signal-safe.
         assert!(unsafe { set_handler(signal, note) }.is_err());
     }
 }
@@ -66,7 +66,7 @@ fn a_queue_holds_overflows_until_they_are_taken() {
 
 #[test]
 fn a_queue_passes_over_signals_that_came_for_another_reason() {
-    // Real-time signals wait behind each other; a standard one would be lost in the first.
+    // Real-time signals queue.  A standard signal would be lost while the first one is pending.
     let signal = libc::SIGRTMIN();
     let queue = Queue::new(signal).unwrap();
     let sent = [(libc::SI_QUEUE, 1), (SIGNAL_CODE, 2), (libc::SI_QUEUE, 4), (SIGNAL_CODE, 8)];

@@ -27,7 +27,7 @@ const ARCHITECTURAL: [Generic; 7] = [
 #[cfg(target_arch = "x86_64")]
 const LEAF_PMU: u32 = 0xa;
 
-/// The number in place of a vendor's on a processor that is not an x86.
+/// Stands for the vendor of a processor that is not an x86.
 const ELSEWHERE: u32 = u32::MAX;
 
 /// The events that a CPU is known to count.
@@ -58,7 +58,7 @@ impl Known {
             b"AuthenticAMD" | b"HygonGenuine" => VENDOR_AMD,
             _ => 0,
         };
-        // Leaf 0 has the number of the highest leaf in EAX.
+        // EAX of leaf 0 is the number of the highest leaf.
         if name.eax < LEAF_PMU {
             return Self { vendor, missing: missing(0, 0), fixed: 0 };
         }
@@ -71,7 +71,8 @@ impl Known {
         let select = event.select(self.vendor);
         match self.vendor {
             _ if event.name.is_some() || event.is_software() => true,
-            // On other architectures Linux itself counts its generic events right, or refuses them.
+            // On other architectures Linux itself counts its generic events correctly, or refuses
+            // them.
             ELSEWHERE => matches!(event.what, What::Generic(_)),
             // Only a fixed counter counts this event.
             VENDOR_INTEL if select.is_none() => event
@@ -106,7 +107,7 @@ pub(crate) fn check_counters(events: &[Event]) -> Result<(), Error> {
 
 /// Refuses the first event that this CPU is not known to count.
 pub(crate) fn check(events: &[Event]) -> Result<(), Error> {
-    // CPUID leaves a virtual machine each time.
+    // The result is kept, because each CPUID in a virtual machine exits to the hypervisor.
     static HERE: OnceLock<Known> = OnceLock::new();
     let known = HERE.get_or_init(Known::here);
     match events.iter().find(|event| event.verified && !known.has(event)) {
@@ -144,7 +145,7 @@ mod tests {
         assert!(!cpu.has(&Event::BRANCHES) && !cpu.has(&Event::raw(0xc4)));
         assert!(cpu.has(&Event::INSTRUCTIONS));
         assert!(!cpu.has(&Event::REF_CYCLES) && Known { fixed: 3, ..cpu }.has(&Event::REF_CYCLES));
-        // Only this many bits of EBX have a meaning.
+        // Only as many bits of EBX as EAX says have a meaning.
         let few = Known {
             vendor: VENDOR_INTEL,
             missing: missing(EAX & 0xff_ffff | 2 << 24, 0),
@@ -157,7 +158,7 @@ mod tests {
     fn amd_and_hidden_leaves_have_their_events() {
         let amd = Known { vendor: VENDOR_AMD, missing: 0, fixed: 0 };
         assert!(amd.has(&Event::BRANCHES) && amd.has(&Event::raw(0xc3)));
-        // Micro-operations are counted otherwise by later families.
+        // Later families count micro-operations (0xc1) in another way.
         assert!(!amd.has(&Event::raw(0x3c)) && !amd.has(&Event::raw(0xc1)));
         assert!(amd.has(&Event::raw(0xc5)));
         assert_eq!(missing(0, 0), 0);

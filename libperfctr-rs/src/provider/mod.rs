@@ -19,8 +19,8 @@ use crate::event::Event;
 
 /// A thread's counters at one of the providers.
 #[derive(Debug)]
-// A tag of its own costs each read two instructions.  A tag that the compiler hides in a field
-// costs six.
+// Each read takes two instructions to look at a tag of its own, and six if the compiler hides the
+// tag in a field.
 #[repr(u8)]
 pub(crate) enum Backend {
     Paravirt(Paravirt),

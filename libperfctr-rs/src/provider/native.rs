@@ -81,7 +81,7 @@ impl Native {
             counting.map_err(|error| explain_open_failure(event, Wanted::own(event), error))
         };
         let events = events.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        // The group before ends when its last descriptor is closed, here.
+        // The earlier group ends here, because its last descriptor is closed.
         (self.leader, self.events) = (leader, events);
         self.resume()
     }
@@ -137,9 +137,9 @@ impl Native {
         Err(Error::Disturbed)
     }
 
-    /// Returns a number that differs if a page has changed or RDPMC has faulted in between.
+    /// Returns a number that changes whenever a page has changed or RDPMC has faulted.
     ///
-    /// When an administrator forbids RDPMC, pages do not change; only the fault shows it.
+    /// If an administrator forbids RDPMC, the pages do not change; only the fault shows it.
     #[inline(always)]
     fn stamp(&self, events: &[Counting]) -> u64 {
         let words = events.iter().map(|counting| counting.page.lock());
@@ -197,7 +197,7 @@ pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
     libc::pid_t::try_from(number).map_err(absent)
 }
 
-/// Explains why this event could not be opened.
+/// Returns the error that explains why this event could not be opened.
 pub(crate) fn explain_open_failure(event: &Event, wanted: Wanted, error: IoError) -> Error {
     match error.kind() {
         ErrorKind::NotFound if !has_pmu() => Error::Refused(Refusal::at_perf(&error)),

@@ -55,7 +55,8 @@ impl Paravirt {
             }
             _ => refused(error),
         })?;
-        // If anything fails from here on, dropping this unlinks the counters again.
+        // If anything fails from here on, the counters are unlinked: here if the mapping fails, and
+        // later by dropping `paravirt`.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
         let (counters, notification, features) =
             (Vec::new(), Notification::Signal(0), info.features);
@@ -232,7 +233,7 @@ pub fn sampling(
     if !caps.can(CAPS_SAMPLING) {
         return Err(Error::unavailable(event, "this machine's counters do not interrupt"));
     }
-    // A negative number becomes a number that is too high, and the kernel refuses it.
+    // A negative signal number becomes a number that is too high, which the kernel refuses.
     Ok(Control { signal: signal.cast_unsigned(), ..placed(caps, events, flags)? })
 }
 
@@ -252,7 +253,7 @@ fn control(flags: u32, counters: &[CounterConfig]) -> Result<Control, Error> {
     Ok(control)
 }
 
-/// Explains why the device could not be opened; without the module, the hypervisor may know why.
+/// Explains why the device could not be opened.  If there is no module, asks the hypervisor why.
 fn at_device(error: &io::Error) -> Refusal {
     let refusal = Refusal::at_device(error);
     match refusal.cause {

@@ -98,7 +98,7 @@ impl Cause {
         self.words().1
     }
 
-    /// Returns reason and remedy.
+    /// Returns the reason and the remedy.
     fn words(self) -> (String, &'static str) {
         self.words_of_perf().unwrap_or_else(|| {
             let (reason, remedy) = self.words_of_device();
@@ -106,7 +106,7 @@ impl Cause {
         })
     }
 
-    /// Returns reason and remedy of causes that concern the device.
+    /// Returns the reason and the remedy of a cause that concerns the device.
     fn words_of_device(self) -> (&'static str, &'static str) {
         match self {
             Self::NoHypervisor => NO_HYPERVISOR,
@@ -156,7 +156,7 @@ impl Cause {
         }
     }
 
-    /// Returns reason and remedy of causes that concern the kernel's perf events.
+    /// Returns the reason and the remedy of a cause that concerns the kernel's perf events.
     fn words_of_perf(self) -> Option<(String, &'static str)> {
         let (reason, remedy) = match self {
             Self::NoPmu => {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Survives an RDPMC that was forbidden after the reader had looked at its page.
+//! Survives an RDPMC that became forbidden after the reader had looked at its page.
 //!
 //! After a reader has looked at its pages and before its RDPMC, the thread may be stopped and
-//! continue where CR4.PCE is clear. The kernel's own RDPMC survives the #GP; in user mode a handler
-//! of the signal is the only way.
+//! continue on a CPU on which CR4.PCE is clear. The kernel's own RDPMC survives the #GP.  In user
+//! mode, only a handler of the signal can survive it.
 //!
 //! A table has the address of each RDPMC of this crate, and the address at which to continue after
-//! a fault, as the kernel's own table of exceptions has. So the handler does not take a fault of
-//! any other instruction, such as an RDPMC of the program's own, for one of these, and a read that
-//! does not fault executes no further instruction.
+//! a fault, like the kernel's own exception table. So the handler does not mistake a fault of any
+//! other instruction, such as an RDPMC of the program's own, for a fault of this crate's RDPMC. A
+//! read that does not fault executes no further instruction.
 #![expect(unsafe_code, reason = "signal handlers are C functions with C arguments")]
 
 use std::arch::global_asm;
@@ -36,11 +36,11 @@ static SURVIVED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether sessions leave SIGSEGV's action as it is.
 static LEAVES_ACTION: AtomicBool = AtomicBool::new(false);
-/// The environment variable by which the user of a program asks for the same.
+/// The environment variable by which the user of a program makes sessions leave SIGSEGV's action.
 const LEAVE_VARIABLE: &str = "PERFCTR_LEAVE_SIGSEGV";
 
-// The table exists also in a program that never reads.  The linker names both ends of it; each
-// program and each shared library has its own.
+// A program that never reads has the table, too.  The linker names both ends of the table; each
+// program and each shared library has a table of its own.
 global_asm!(
     ".pushsection perfctr_rdpmc, \"aR\", @progbits",
     ".popsection",
@@ -128,7 +128,7 @@ pub(crate) fn survived() -> u64 {
 fn install() -> io::Result<()> {
     let found = exchange(None)?;
     let previous = PREVIOUS.get_or_init(|| found);
-    // An ignored signal interrupted no system call, so this handler must not do so either.
+    // An ignored signal interrupted no system call, so this handler must not interrupt one either.
     let restart = if previous.sa_sigaction == libc::SIG_IGN { libc::SA_RESTART } else { 0 };
     let kept = previous.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART);
     let action = libc::sigaction {
@@ -141,8 +141,8 @@ fn install() -> io::Result<()> {
 
 /// Sets SIGSEGV's action, if one is given, and returns the earlier one.  It is async-signal-safe.
 fn exchange(action: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
-    // SAFETY: all-zero is a valid `sigaction`; the handlers are this module's, with the signature
-    // that SA_SIGINFO asks for, or the default.
+    // SAFETY: a `sigaction` of zeros is valid.  The action is the default, or a handler of this
+    // module with the signature that SA_SIGINFO needs.
     unsafe {
         let mut before: libc::sigaction = zeroed();
         match libc::sigaction(libc::SIGSEGV, action.map_or(null(), from_ref), &mut before) {
@@ -158,8 +158,8 @@ extern "C" fn on_fault(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes both to a handler that was set with SA_SIGINFO, as does whoever
-    // calls it in turn, and nobody else uses them meanwhile.
+    // SAFETY: the kernel passes valid pointers to a handler that was set with SA_SIGINFO, and so
+    // does a handler that calls this one.  Nobody else uses what they point to meanwhile.
     let (code, registers) =
         unsafe { ((*info).si_code, &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
     let ip = registers[libc::REG_RIP as usize];
@@ -182,8 +182,8 @@ fn continuation(ip: usize) -> Option<usize> {
     let (first, end) = (&raw const TABLE, &raw const TABLE_END);
     let mut entry = first.cast::<Entry>();
     while entry.addr() < end.addr() {
-        // SAFETY: the linker has put one entry after another between the two ends, and nobody
-        // writes there.
+        // SAFETY: the linker has put the entries one after another between the two ends, and nobody
+        // writes to them.
         let Entry { instruction, continuation } = unsafe { entry.read() };
         if entry.addr().wrapping_add_signed(instruction as isize) == ip {
             let field = entry.addr() + offset_of!(Entry, continuation);
@@ -194,19 +194,19 @@ fn continuation(ip: usize) -> Option<usize> {
     None
 }
 
-/// Handles the signal as the earlier action would have.
+/// Does with the signal what the earlier action would have done.
 fn pass_on(
     previous: &libc::sigaction,
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: `info` is what the kernel has passed to `on_fault`, which is on the stack until that
+    // SAFETY: `info` is the pointer that `on_fault` was given, and is valid until `on_fault`
     // returns.
     let sent = unsafe { (*info).si_code } <= 0;
     match previous.sa_sigaction {
         libc::SIG_IGN if sent => {}
-        // A fault cannot be ignored.  The instruction is executed again, and faults again.
+        // A fault cannot be ignored: the instruction is executed again, and faults again.
         libc::SIG_DFL | libc::SIG_IGN => {
             set_default();
             if sent {
@@ -219,7 +219,7 @@ fn pass_on(
                 set_default();
             }
             // SAFETY: the action's flags say which signature the function has; the kernel relies on
-            // them, too.
+            // these flags, too.
             unsafe {
                 if previous.sa_flags & libc::SA_SIGINFO != 0 {
                     transmute::<usize, Informed>(handler)(signal, info, context);
@@ -232,7 +232,7 @@ fn pass_on(
 }
 
 fn set_default() {
-    // SAFETY: all-zero is a valid `sigaction`: the default.
+    // SAFETY: a `sigaction` of zeros is valid, and means the default.
     let default = unsafe { zeroed() };
     // The call cannot fail, since programs may handle SIGSEGV.
     let _ = exchange(Some(&default));

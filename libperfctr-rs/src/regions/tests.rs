@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What regions do where nobody counts.  The tests of `nested` and those in the guest have the
-//! numbers.
+//! Tests the regions without real counters.  The tests of `nested` and those in the guest check the
+//! counts.
 
 use std::cell::Cell;
 
@@ -12,7 +12,8 @@ struct Alone {
     pieces: Nested<Arc<str>, FiveEach>,
 }
 
-/// Counts five from each reading to the next, of which each is disturbed once.
+/// A source that counts five from each reading to the next, and reports each reading as disturbed
+/// once.
 struct FiveEach(Cell<u64>);
 
 impl crate::nested::Source for FiveEach {
@@ -146,7 +147,7 @@ fn a_child_counts_the_events_of_its_parent_and_has_none_of_its_regions() {
 
 #[test]
 fn threads_have_rows_of_their_own_that_outlive_them() {
-    // This is the only test of this process that uses its table.
+    // No other test of this process uses the process's table.
     count(&[]).unwrap();
     let ended = std::thread::spawn(|| {
         start("ended").unwrap();

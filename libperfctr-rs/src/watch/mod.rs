@@ -73,7 +73,7 @@ enum Whose {
     Cgroup(Arc<File>),
 }
 
-/// Where an event is opened: the thread or the group's directory, the CPU, and flags.
+/// The place at which an event is opened: the thread or the group's directory, the CPU, and flags.
 type Place = (libc::pid_t, libc::c_int, u32);
 
 /// The number that stands for every thread or every CPU.
@@ -141,8 +141,8 @@ impl Watch {
         self
     }
 
-    /// Gives samples what the event had counted.  Linux does not do that for events that are
-    /// [inherited](Self::inherit).
+    /// Gives each sample the event's count at that moment.  Linux does not do that for events that
+    /// are [inherited](Self::inherit).
     pub const fn counts(mut self) -> Self {
         self.fields.counts = true;
         self
@@ -159,8 +159,8 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// [`Error::EventNotAvailable`], or [`Error::Kernel`]: `ESRCH` there is no such thread,
-    /// `EACCES` or `EPERM` the caller may not count it.
+    /// [`Error::EventNotAvailable`], or [`Error::Kernel`]: `ESRCH` if there is no such thread,
+    /// `EACCES` or `EPERM` if the caller may not count it.
     pub fn open(&self) -> Result<Watched, Error> {
         let events: Vec<Event> = self.events.iter().map(|(_, event)| *event).collect();
         if let Some(&event) = events.iter().find(|event| event.samples()) {
@@ -292,7 +292,7 @@ impl Watch {
         attributes.set_enable_on_exec(self.from_exec.into());
     }
 
-    /// Opens an event; beside `first` if there is one and they are to count together.
+    /// Opens an event.  If it has to count together with `first`, it joins the group of `first`.
     fn open_one(
         &self,
         event: &Event,
@@ -307,7 +307,7 @@ impl Watch {
         }
         self.when(&mut attributes);
         if leader.is_some() {
-            // The event counts whenever the leader does.
+            // The event counts whenever the leader of its group counts.
             attributes.set_disabled(0);
             attributes.set_enable_on_exec(0);
         }
@@ -383,7 +383,7 @@ fn each(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
 /// Reads a group of events.
 fn together(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
     let Some(first) = part.first() else { return Ok(Vec::new()) };
-    // Number of events, both times, counts.
+    // The words are: number of events, both times, counts.
     let mut words = vec![0; 3 + part.len()];
     if first.read(&mut words)? != words.len() {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -439,7 +439,7 @@ mod tests {
         let message = |error: Error| error.to_string();
         let sampling = Watch::this_thread().count("x", EVENT.every(1_000)).open();
         assert!(message(sampling.unwrap_err()).contains("which is not counting"));
-        // They would count nothing, for ever.
+        // These watches would never count anything.
         for whose in [Watch::cpu(0), Watch::cgroup("/").unwrap()] {
             for watch in [whose.clone().from_exec(), whose.inherit()] {
                 let refused = message(watch.clone().count("x", EVENT).open().unwrap_err());

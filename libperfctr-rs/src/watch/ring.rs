@@ -33,19 +33,19 @@ impl Ring {
         unsafe { &*self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>() }
     }
 
-    /// Takes what the kernel has written since the last call.
+    /// Takes the bytes that the kernel has written since the last call.
     pub(super) fn drain(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let tail = self.word(offset_of!(perf_event_mmap_page, data_tail));
-        // ATOMICS: the kernel writes records, then their end; it reuses their place once it reads
-        // the other word.
+        // ATOMICS: the kernel writes records, and then their end.  It reuses the places of the
+        // records after it has read the other word.
         let end = self.word(offset_of!(perf_event_mmap_page, data_head)).load(Ordering::Acquire);
         let begin = tail.load(Ordering::Relaxed);
         let (at, rest) = (begin as usize % BYTES, BYTES - begin as usize % BYTES);
         let all = (end.wrapping_sub(begin) as usize).min(BYTES);
         for (at, length) in [(at, all.min(rest)), (0, all.saturating_sub(rest))] {
-            // SAFETY: this many bytes from there are in the mapping, and the kernel leaves them
-            // alone until it is told that they have been read.
+            // SAFETY: these bytes are in the mapping, and the kernel does not change them until
+            // `data_tail` says that they have been read.
             let part = unsafe {
                 let data = self.map.as_ptr().wrapping_add(PAGE_BYTES + at);
                 std::slice::from_raw_parts(data, length)
@@ -75,7 +75,7 @@ mod tests {
             offset_of!(perf_event_mmap_page, data_tail),
         ]
         .map(|offset| ring.word(offset));
-        // The kernel's ends only grow: these are some rounds later.
+        // The kernel's positions only grow: these are near the end of the third round.
         let begin = 3 * BYTES as u64 - 16;
         tail.store(begin, Ordering::Relaxed);
         let mut taken = Vec::new();

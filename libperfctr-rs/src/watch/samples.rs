@@ -25,13 +25,13 @@ pub struct Sample {
     pub pid: u32,
     /// The number of the thread.
     pub tid: u32,
-    /// When it was taken, by the kernel's clock.  Unit: ns.
+    /// The time of the sample, by the kernel's clock.  Unit: ns.
     pub time: u64,
     /// The CPU on which the thread executed.
     pub cpu: u32,
     /// The number of events since the sample before.
     pub period: u64,
-    /// With [`counts`](super::Watch::counts), what the event had counted.
+    /// With [`counts`](super::Watch::counts), the event's count at the sample.
     pub count: Option<u64>,
     /// With [`callers`](super::Watch::callers), the addresses to which the functions on the stack
     /// will return, the innermost function's first.
@@ -59,14 +59,14 @@ pub struct Sample {
 #[derive(Debug)]
 pub struct Samples {
     rings: Vec<(PerfEvent, Ring)>,
-    /// Events whose samples are written to others' rings.
+    /// Events whose samples are written to the rings of other events.
     _others: Vec<PerfEvent>,
     _anchors: Vec<PerfEvent>,
     fields: Fields,
     read: Read,
 }
 
-/// The fields that samples have only if they were asked for.
+/// The optional fields of samples: each is true if the samples have that field.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fields {
     pub(super) counts: bool,
@@ -81,7 +81,7 @@ struct Read {
     throttled: u64,
 }
 
-/// The fields of each sample beside those that have to be asked for, in this order.
+/// The fields that each sample has even if nobody asks for them, in this order.
 const WORDS: u64 = (perf::PERF_SAMPLE_IP
     | perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_TIME
@@ -89,7 +89,7 @@ const WORDS: u64 = (perf::PERF_SAMPLE_IP
     | perf::PERF_SAMPLE_PERIOD) as u64;
 /// Size of a record's header, which has its type, flags and size.
 const HEADER_BYTES: usize = 8;
-/// Callers from this number on are no addresses, but say in which mode the next callers are.
+/// Callers from this number on are not addresses; they say in which mode the next callers executed.
 const CONTEXT_FIRST: u64 = -4095_i64 as u64;
 
 impl Samples {
@@ -117,8 +117,8 @@ impl Samples {
         Ok(attributes)
     }
 
-    /// Maps a ring for each of these events, which come with their CPUs.  Those of one CPU share
-    /// one.
+    /// Maps a ring for each of these events, which come with their CPUs.  Events of one CPU share a
+    /// ring.
     pub(super) fn new(
         events: Vec<(libc::c_int, PerfEvent)>,
         anchors: Vec<PerfEvent>,
@@ -176,8 +176,8 @@ impl Samples {
     }
 
     /// Returns how often the kernel has stopped an event for a while because it had too many
-    /// samples (`perf_event_max_sample_rate`).  Nothing that was executed meanwhile has samples.
-    /// The number is brought up to date like [`lost`](Self::lost).
+    /// samples (`perf_event_max_sample_rate`).  What threads executed meanwhile has no samples. The
+    /// number is brought up to date like [`lost`](Self::lost).
     pub fn throttled(&self) -> u64 {
         self.read.throttled
     }

@@ -34,13 +34,14 @@ enum Ended {
 /// true.  The child's earlier action for SIGSEGV is `previous`, and `survives` says whether the
 /// child survives faults of RDPMC.
 fn child(previous: libc::sigaction, survives: bool, body: fn() -> bool) -> Ended {
-    // SAFETY: the child calls nothing but async-signal-safe functions, and those that glibc keeps
-    // usable in the child of a threaded process: it allocates and starts threads.  This module's
-    // lock is taken in children alone.
+    // SAFETY: the child calls only functions that are async-signal-safe, or that glibc keeps usable
+    // in the child of a threaded process: it allocates and starts threads.  Only children take this
+    // module's lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is readable: no core is dumped.  Nothing here waits long.
+        // SAFETY: `limit` is readable.  The limit prevents core dumps; the alarm ends a child that
+        // hangs.
         let limited = unsafe {
             libc::alarm(60);
             libc::setrlimit(libc::RLIMIT_CORE, &limit) == 0
@@ -61,7 +62,7 @@ fn child(previous: libc::sigaction, survives: bool, body: fn() -> bool) -> Ended
 }
 
 fn action(handler: usize, flags: libc::c_int) -> libc::sigaction {
-    // SAFETY: all-zero is a valid `sigaction`.
+    // SAFETY: a `sigaction` of zeros is valid.
     libc::sigaction { sa_sigaction: handler, sa_flags: flags, ..unsafe { zeroed() } }
 }
 
@@ -77,15 +78,15 @@ fn rdpmc_is_0() -> bool {
     Hardware.counter(ABSENT) == 0
 }
 
-/// Executes an RDPMC that is the program's and not this crate's.
+/// Executes an RDPMC that belongs to the program and not to this crate.
 fn other_rdpmc() -> bool {
-    // SAFETY: no CPU has this counter, so the instruction faults, and it writes only to registers
+    // SAFETY: no CPU has this counter, so the instruction faults.  It writes only to the registers
     // that are named here.
     unsafe { asm!("rdpmc", in("ecx") ABSENT, out("eax") _, out("edx") _) };
     true
 }
 
-/// Faults with an address.
+/// Causes a fault that has an address.
 fn touch_nothing() -> bool {
     // SAFETY: nothing is mapped at this address, so the instruction faults and changes nothing.
     unsafe { asm!("mov {0}, [{0}]", inout(reg) NOWHERE => _) };
@@ -172,7 +173,8 @@ fn reads_survive_unless_the_program_wants_otherwise() {
     assert_eq!(child(informed(expects_address, 0), false, chained), HANDLED);
 }
 
-/// The pages of a thread whose host lets nobody read counters any more, which neither page says.
+/// The pages of a thread on a host that no longer lets anybody read counters, although both pages
+/// still allow it.
 #[repr(C, align(4096))]
 #[derive(Default)]
 struct Stale {
@@ -207,9 +209,10 @@ fn a_read_that_faults_gives_an_error_and_no_number() {
                 && reader.counts(&mut counts) == Err(ReadError::Faulted)
                 && reader.try_read(&mut counts).is_none()
         });
-        // Each of 100 attempts of two reads, and the one attempt, in either round.
+        // Each of the two rounds has two reads of 100 attempts, and a single attempt.
         let faulted = survived() == 2 * (2 * u64::from(READ_ATTEMPTS_MAX) + 1);
-        // The clock needs no counter, and neither do sums that the kernel has written.
+        // A reading of the clock alone needs no counter, and a reading of the kernel's sums does
+        // not either.
         let clock = reader.read(&mut []).is_ok() && reader.read(&mut []).is_ok();
         stale.thread.state.store(0, Ordering::Relaxed);
         lost && faulted && clock && reader.counts(&mut counts).is_ok() && counts == [700]
@@ -234,7 +237,7 @@ fn sessions_leave_the_action_alone_if_asked_to() {
         exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
     };
     assert_eq!(child(default(), false, by_variable), KILLED);
-    // A program that asks for it still gets it.
+    // A program that asks for the handler gets it nevertheless.
     let asked = || {
         leave_faults();
         survive_faults().is_ok() && rdpmc_is_0()
