@@ -212,7 +212,8 @@ pub unsafe extern "C" fn perfctr_core_cpu_init(
 /// Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.
 ///
 /// Returns 0, or -1 and stores in `why` the reason why nothing will count here.  `cpuid` is null
-/// for the boot CPU when it comes back, since that CPU cannot have been replaced.
+/// for the boot CPU when it comes back: CPUID may then give a guest's view, and that CPU cannot
+/// have been replaced.
 ///
 /// # Safety
 ///

@@ -154,8 +154,8 @@ fn interrupts(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks a PV guest where interrupts retire, come late by different numbers, come without a reason,
-/// and would stop all counters if the driver left the CPU as the firmware has set it.
+/// Checks a PV guest where interrupts retire, come late by different numbers, come without a
+/// reason, and would stop all counters if the driver left the CPU as the firmware has set it.
 fn late(report: &mut Report) -> Result<()> {
     let then = format!("{SAMPLE}; {SELFTEST}");
     let spec = counting("pv", "on", "interrupts+skid:1-64+spurious:1000+freeze", &then)?;

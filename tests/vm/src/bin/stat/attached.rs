@@ -28,7 +28,7 @@ const PAIRS: usize = 5;
 const LONG: &str = "50000000";
 const THREAD: &str = "3000000";
 /// An order by which the process is in the kernel.
-const READS: &str = "read 100000";
+const READS: &str = "read 30000";
 /// The file to which intervals are written.
 const RESULT: &str = "/tmp/intervals";
 /// How long anything may take.
