@@ -125,8 +125,8 @@ impl Body {
     #[inline(always)]
     pub fn execute(&self, memory: &mut [u8]) {
         assert!(memory.len() == 2 * PAGE_BYTES);
-        // SAFETY: each of these pieces of code keeps to the C calling convention. A string starts in
-        // the first page of `memory` and is no longer than a page, so it ends in the second one.
+        // SAFETY: each of these pieces of code keeps to the C calling convention. A string starts
+        // in the first page of `memory` and is no longer than a page, so it ends in the second one.
         unsafe { (self.code)(self.rounds, memory.as_mut_ptr().add(PAGE_BYTES - 8)) }
     }
 }
