@@ -402,16 +402,16 @@ class Stepped(RunsPytest):
     STEPPED = {_library.VARIABLE: os.environ["PERFCTR_STEPPING"], "PYTHONHASHSEED": "0"}
     FIXED = ("setarch", "-R", sys.executable)
     #: Prints what three runs of a function have counted, which makes sets of objects and of texts.
-    #: Whether such sets collide differs from one address to another only by luck. The function
-    #: therefore also repeats a loop as often as an address and a text's hash have it: two
-    #: processes agree on it once in 256 times.
+    #: Whether the elements of such sets collide depends on addresses and hashes only by luck. So
+    #: the function also repeats a loop, by bits of an address and of a text's hash: two processes
+    #: that differ in one of them count the same once in 256 times.
     RUNS = """if True:
         import gc, perfctr
-        address, text = id(gc) >> 12 & 255, hash("text") & 255
+        by_address, by_hash = id(gc) >> 12 & 255, hash("text") & 255
         @perfctr.counted()
         def makes_sets():
             {object() for _ in range(5)}, {str(n) for n in range(5)}
-            for _ in range(address + text):
+            for _ in range(by_address + by_hash):
                 pass
         gc.disable()
         for _ in range(3):
