@@ -242,10 +242,11 @@ impl<'a> Server<'a> {
         }
         let mut child = spawn(Command::new(&words[0]).args(&words[1..]), allowed)?;
         let listed = domains::list(self.guest.process())?;
-        // Machines are listed by the numbers of their processes.
-        let mut machines: Vec<&[u64]> = listed.chunks(2).collect();
-        machines.sort_unstable();
-        ensure!(machines == [[0, u64::from(allowed)], [1, 1]], "{listed:?}");
+        // Machines are listed in the order of their processes' numbers.
+        let own = (self.guest.process().as_raw(), [1, 1]);
+        let mut expected = [own, (i32::try_from(child.id())?, [0, u64::from(allowed)])];
+        expected.sort_unstable();
+        ensure!(listed == expected.map(|(_, row)| row).concat(), "{listed:?}");
         let status = child.wait()?;
         let printed = [0, 1, 2].map(|port| fs::read_to_string(format!("{NEIGHBOURS_PORTS}{port}")));
         let [control, stdout, stderr] = printed;
