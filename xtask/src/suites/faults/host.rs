@@ -5,14 +5,14 @@
 //! If they do not notice it, the tests of the crates that use this crate most are run.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use super::trial::{Ended, run_until};
 use super::{Found, Verdict};
 use crate::artefacts::faults::{self, Copy, Fault, VARIABLE};
 use crate::tools::sh::{self, cmd};
@@ -244,22 +244,12 @@ impl Binary {
         program.arg(&self.path).current_dir(&self.folder);
         program.env("CARGO_MANIFEST_DIR", &self.folder).env_remove(VARIABLE);
         program.envs(fault.map(|name| (VARIABLE, name)));
-        program.stdout(Stdio::piped()).stderr(Stdio::null());
-        let context = || self.path.display().to_string();
-        let mut running = program.spawn().with_context(context)?;
-        let printed = BufReader::new(running.stdout.take().context("its output is a pipe")?);
-        let failed = printed.lines().map_while(Result::ok).find_map(|line| {
-            line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned)
-        });
-        if failed.is_some() {
-            // `timeout` passes this signal on to the program and to what the program has started.
-            let process = running.id().to_string();
-            sh::run(&mut cmd("sh", ["-c", "kill -TERM \"$0\"", &process])).ok();
-        }
-        let status = running.wait().with_context(context)?;
-        if failed.is_none() && !status.success() {
-            return Ok(Some(format!("ends with {status}")));
-        }
-        Ok(failed)
+        let failed =
+            |line: &str| line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned);
+        Ok(match run_until(&mut program, failed)? {
+            Ended::Noticed(test) => Some(test),
+            Ended::Passed => None,
+            Ended::Failed(status, _) => Some(format!("ends with {status}")),
+        })
     }
 }

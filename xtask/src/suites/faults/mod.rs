@@ -3,6 +3,7 @@
 
 mod host;
 mod sim;
+mod trial;
 mod vm;
 
 use std::time::Duration;

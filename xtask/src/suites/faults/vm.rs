@@ -2,13 +2,11 @@
 //! Tries the faults that must be noticed by a suite which boots the testbed: faults in C, and
 //! faults between parts that only meet there.
 
-use std::io::{self, BufRead, BufReader};
-use std::process::{Command, Stdio};
-use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use super::trial::{Ended, run_until};
 use super::{Found, Verdict};
 use crate::artefacts::faults::{self, Fault};
 use crate::suites::SUITES;
@@ -26,12 +24,12 @@ fn one(fault: Fault) -> Result<Verdict> {
     let start = Instant::now();
     let mut cargo = copy.cargo();
     cargo.args(["run", "--quiet", "--package", "xtask", "--"]).args(arguments);
-    let found = match run_until(&mut cargo, test)? {
+    let found = match run_until(&mut cargo, |line| failed(line, test))? {
         Ended::Noticed(test) => Found::By(test),
         Ended::Passed => Found::Alive,
         // This happens if other tests have failed, if the fault does not compile, or if the guest
         // does not come up.
-        Ended::Failed(printed) => {
+        Ended::Failed(_, printed) => {
             bail!("{}: the test that it names did not fail, but\n{printed}", fault.name)
         }
     };
@@ -58,59 +56,25 @@ fn arguments(fault: &Fault) -> Result<Vec<String>> {
     Ok(words.into_iter().map(str::to_owned).collect())
 }
 
-/// How a run of tests has ended.
-#[derive(Debug, PartialEq, Eq)]
-enum Ended {
-    /// The test that is named has failed. This is the line in which that was said.
-    Noticed(String),
-    /// Every test has passed.
-    Passed,
-    /// Something else has failed. This is what was printed.
-    Failed(String),
-}
-
-/// Runs a command until it ends, or until it prints that the named test has failed. The emulator
-/// ends together with the process that has started it.
-fn run_until(command: &mut Command, test: &str) -> Result<Ended> {
-    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = piped.spawn().context("the suite")?;
-    let stdout = child.stdout.take().context("it was asked for")?;
-    let stderr = child.stderr.take().context("it was asked for")?;
-    let why = thread::spawn(move || io::read_to_string(stderr));
-    let mut printed = String::new();
-    for line in BufReader::new(stdout).split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        if let Some(failed) = failed(&line).filter(|failed| failed.contains(test)) {
-            child.kill()?;
-            child.wait()?;
-            return Ok(Ended::Noticed(failed.to_owned()));
-        }
-        printed += &line;
-        printed.push('\n');
-    }
-    if child.wait()?.success() {
-        return Ok(Ended::Passed);
-    }
-    printed += &why.join().expect("it does not panic")?;
-    Ok(Ended::Failed(printed))
-}
-
 /// Returns the name of the failed test, if a line of a suite or of a program of `tests/vm` reports
-/// one. A suite that fails as a whole has noticed nothing: the fault does not compile, or the guest
-/// does not come up.
-fn failed(line: &str) -> Option<&str> {
+/// one whose name contains `wanted`. A suite that fails as a whole has noticed nothing: the fault
+/// does not compile, or the guest does not come up.
+fn failed(line: &str, wanted: &str) -> Option<String> {
     let test = line.trim_start().strip_prefix("FAILED ")?.trim();
-    (!test.contains(WHOLE)).then_some(test)
+    (test.contains(wanted) && !test.contains(WHOLE)).then(|| test.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
     use super::*;
     use crate::artefacts::faults::{Tier, read};
     use crate::tools::sh::{self, cmd};
 
     fn ended(script: &str) -> Ended {
-        run_until(&mut cmd("sh", ["-c", script]), "named").unwrap()
+        run_until(&mut cmd("sh", ["-c", script]), |line| failed(line, "named")).unwrap()
     }
 
     #[test]
@@ -122,15 +86,17 @@ mod tests {
         let named = "echo 'FAILED  the named one: 3 found, 4 expected'";
         assert_eq!(ended(&format!("{other}; {named}; exit 1")), noticed);
         let printed = "FAILED  other: 1\nok      the named two\nwhy\n".to_owned();
-        assert_eq!(ended(&format!("{other}; echo why >&2; exit 1")), Ended::Failed(printed));
+        let failed = Ended::Failed(ExitStatus::from_raw(1 << 8), printed);
+        assert_eq!(ended(&format!("{other}; echo why >&2; exit 1")), failed);
         assert_eq!(ended("echo 'ok      the named one'"), Ended::Passed);
     }
 
     #[test]
     fn a_suite_that_fails_as_a_whole_notices_nothing() {
+        let failed = |line| failed(line, "kvm: ");
         assert_eq!(failed("  FAILED  kvm: the suite as a whole (65.0 s)"), None);
         assert_eq!(failed("  ok      kvm: a (1.0 s)"), None);
-        assert_eq!(failed("  FAILED  kvm: a (1.0 s)"), Some("kvm: a (1.0 s)"));
+        assert_eq!(failed("  FAILED  kvm: a (1.0 s)").as_deref(), Some("kvm: a (1.0 s)"));
     }
 
     #[test]
