@@ -55,10 +55,10 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
 /// Names the register if the bit cannot be cleared.
 pub(crate) fn keep_counting(pmu: &impl Probe) -> Result<bool, Refusal> {
     // CPUs without the register have no such bit.
-    let held = pmu.try_read_register(DEBUGCTL).unwrap_or(0);
-    let freezes = held & DEBUGCTL_FREEZE != 0;
+    let control = pmu.try_read_register(DEBUGCTL).unwrap_or(0);
+    let freezes = control & DEBUGCTL_FREEZE != 0;
     if freezes {
-        keeps(pmu, DEBUGCTL, &[held & !DEBUGCTL_FREEZE])?;
+        keeps(pmu, DEBUGCTL, &[control & !DEBUGCTL_FREEZE])?;
     }
     Ok(freezes)
 }
