@@ -53,6 +53,9 @@ impl Volume {
     }
 }
 
+/// How long a machine may take that runs beside others, with the CPU time that these leave.
+pub const BESIDE: Duration = Duration::from_secs(2700);
+
 /// Several tests that share their boots.
 pub struct Suite {
     /// Its name, with which the names of its tests start.
@@ -61,8 +64,8 @@ pub struct Suite {
     pub tier: Tier,
     /// The machine that it is run on, a file in `xtask/profiles`, or `None` for the usual one.
     pub topology: Option<&'static str>,
-    /// Whether it runs beside suites that boot, with the CPU time that these leave. It needs no
-    /// machine, or one whose tests do not depend on time, or spends most of its own time elsewhere.
+    /// Whether it runs beside suites that boot, with the CPU time that these leave. Such a suite
+    /// needs no machine, or a slow one with one thread, or needs its machine only for a short time.
     pub is_concurrent: bool,
     /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
@@ -79,7 +82,7 @@ impl Suite {
         Self { name, tier: Tier::Vm, topology: None, is_concurrent: false, run }
     }
 
-    /// Makes a suite that boots, but runs beside the others nevertheless.
+    /// Makes a suite that boots, and still runs beside the others.
     pub const fn concurrent(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
         Self { is_concurrent: true, ..Self::vm(name, run) }
     }

@@ -29,8 +29,9 @@ const CORE: &str = ",+perfctr-core";
 /// Version 2 of its counters (PerfMonV2).
 pub const V2: &str = ",+perfctr-core,perfmon-v2=on";
 
-/// Boots a machine with a storm in a tenant, whose rate is so low that emulation is fast enough to
-/// exceed it. The long tier boots one more, where every domain may count, at the usual rate.
+/// Boots a machine with a storm in a tenant, where the driver's rate is so low that emulation is
+/// fast enough to exceed it. The long tier boots one more, where every domain may count, at the
+/// usual rate.
 pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec("pv", "cost,rate=0", &["/work/tenants", "control", "0"])?, "tenants")?;
     if report.volume == Volume::Usual {

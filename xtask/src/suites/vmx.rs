@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Machines whose CPUs have VT-x, in the second emulator.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 
 use crate::artefacts::{guest, kernel};
 use crate::machine::Spec;
-use crate::suites::report::{Report, console_says};
+use crate::suites::report::{BESIDE, Report, console_says};
 use crate::suites::{kvm, pmu, programs, tenants};
-
-/// How long a suite may take that runs beside others, with the CPU time that these leave.
-const BESIDE: Duration = Duration::from_secs(2700);
 
 /// Tests the driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.
 pub fn brief(report: &mut Report) -> Result<()> {

@@ -127,9 +127,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs suites, in order. Those that need no machine, a slow one with one thread, or one for a
-/// short part of their time are run beside the others, on the CPUs that these leave idle: while a
-/// machine boots, or is emulated deterministically, it keeps only one CPU busy.
+/// Runs suites, in order. Concurrent ones run beside the others, on the CPUs that these leave idle:
+/// while a machine boots, or is emulated deterministically, it keeps only one CPU busy.
 fn reports(wanted: &[&Suite], volume: Volume) -> Result<Vec<Report>> {
     let (beside, booting): (Vec<&Suite>, Vec<&Suite>) =
         wanted.iter().partition(|suite| suite.is_concurrent);

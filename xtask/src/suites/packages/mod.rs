@@ -15,7 +15,7 @@ use crate::artefacts::debian::{self, Other};
 use crate::artefacts::kernel;
 use crate::artefacts::packages::{self, Built, kvm::VERSIONS};
 use crate::machine::{self, Spec, Status};
-use crate::suites::report::{Report, Volume, all};
+use crate::suites::report::{BESIDE, Report, Volume, all};
 use crate::suites::{languages, pmu};
 use crate::tools::cache;
 use crate::tools::chroot::Chroot;
@@ -354,8 +354,8 @@ fn pack_system(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()>
     debian.run("rm system.cpio").map(drop)
 }
 
-/// Boots a guest from the system's files, and counts there, also with the programs of [`programs`].
-/// The hypervisor is also the packages' own. It has these arguments if they are not the usual ones.
+/// Boots a guest from the system's files on the packages' hypervisor, and counts there, also with
+/// the programs of [`programs`]. `xen_args` replaces the hypervisor's usual arguments.
 fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
@@ -376,6 +376,7 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
         args.clone_into(&mut hypervisor.args);
     }
     spec.system = Some(system.clone());
+    spec.timeout = BESIDE;
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     for name in ["squares", "page.py"] {
         let copy = cache::scratch(name)?;
