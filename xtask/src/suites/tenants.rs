@@ -41,13 +41,16 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec("pv", "cost,all,rate=50", &all)?, "tenants")
 }
 
-/// Boots two machines with AMD CPUs: the first with counters of version 1, the second with those of
-/// version 2, which sample. The long tier boots one more, for sampling without global control.
+/// Boots a machine with AMD CPUs, whose counters are of version 2. The long tier boots three more:
+/// with counters of version 1, and for sampling with global control and without.
 pub fn amd(report: &mut Report) -> Result<()> {
-    let mut spec = beside_pvh("pv-amd")?;
-    spec.topology.cpu.push_str(",pmu-tally=on");
-    report.program(spec, "tenants")?;
-    for features in report.volume.pick(&[V2][..], &[V2, CORE]) {
+    for features in report.volume.pick(&[V2][..], &[V2, ""]) {
+        let mut spec = beside_pvh("pv-amd")?;
+        spec.topology.cpu.push_str(features);
+        spec.topology.cpu.push_str(",pmu-tally=on");
+        report.program(spec, "tenants")?;
+    }
+    for features in report.volume.pick(&[][..], &[V2, CORE]) {
         let both = "/work/overflow --ends; ended=$?; /work/overflow && exit $ended";
         let mut spec = Spec::new("pv-amd", ["sh", "-c", both])?.with_cost()?;
         spec.topology.cpu.push_str(features);
