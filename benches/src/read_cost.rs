@@ -2,7 +2,7 @@
 //! Measures what one read of a thread's counters costs, in instructions of user and kernel mode.
 //!
 //! Runs in the testbed, once under Xen and once on plain Linux; `cargo xtask bench` puts both
-//! results into one table.  The counts come from the counters themselves, and those that a timer's
+//! results into one table. The counts come from the counters themselves, and those that a timer's
 //! interrupt has disturbed are left out, so they do not depend on how busy the machine is.
 #![expect(unsafe_code, reason = "perf_event_open is a system call without a safe interface")]
 
@@ -20,7 +20,7 @@ use shared_abi::version::ABI_MAJOR;
 
 /// The number of reads in a row, by which the sum is divided.
 const READS: u64 = 250;
-/// The number of attempts.  Some of them are not interrupted, so the least result is undisturbed.
+/// The number of attempts. Some of them are not interrupted, so the least result is undisturbed.
 const ATTEMPTS: u32 = 40;
 
 fn main() -> Result<()> {

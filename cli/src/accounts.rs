@@ -31,7 +31,8 @@ pub struct Row {
     pub domain: Option<u32>,
     pub name: String,
     pub vcpu: u32,
-    /// The events of the virtual CPU itself. Without them, the processor does not divide the sum.
+    /// The virtual CPU's own events, and those of the hypervisor while it was current. Both are
+    /// `None` if the processor does not let the driver count them separately.
     pub executed: Option<u64>,
     pub hypervisor: Option<u64>,
     pub sum: u64,
@@ -53,7 +54,8 @@ impl Row {
     }
 }
 
-/// The accounts of one event, which continue to be kept.
+/// The accounts of one event. The driver keeps them as long as they are read or renewed in time,
+/// and until this value is dropped.
 #[derive(Debug)]
 pub struct Accounts {
     pub event: Event,
@@ -71,7 +73,7 @@ struct LatestNames {
 }
 
 impl LatestNames {
-    /// Returns the names of the domains that have accounts.  They are looked up again if the
+    /// Returns the names of the domains that have accounts. They are looked up again if the
     /// domains are not the same as before.
     fn refreshed(&mut self, accounts: &[HostAccount], find: impl FnOnce() -> Names) -> &Names {
         let domains: BTreeSet<u32> = accounts.iter().map(|account| account.domain).collect();

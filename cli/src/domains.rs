@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr domains`, for use on a host. It shows and changes which domains may count,
-//! and with which counters, and counts what they execute.
+//! Implements `perfctr domains`, for use on a host. It shows and changes which domains may count
+//! and within which limits. On a Xen host it also counts what the domains' virtual CPUs execute.
 
 mod names;
 mod policy;
@@ -95,7 +95,7 @@ enum Action {
     /// allowed to count, and do not notice it.
     #[command(after_help = examples::DOMAINS_COUNTS)]
     Counts {
-        /// The event.  `perfctr list` shows names.
+        /// The event. `perfctr list` shows names.
         #[arg(
             short,
             long,

@@ -31,7 +31,7 @@ use crate::text;
 /// The options of `perfctr export`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names.
+    /// Events, separated by commas. `perfctr list` shows their names.
     #[arg(
         short,
         long,
@@ -193,8 +193,8 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    /// Encodes the instructions of each virtual CPU of a host, and those of the hypervisor
-    /// meanwhile.
+    /// Encodes how many events each virtual CPU of a host has executed, and how many the hypervisor
+    /// has executed while that virtual CPU was current.
     fn domains(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         if self.domains.is_empty() {
             return Ok(());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Implements `perfctr gate`, which fails if a program executes more than it did before.
 //!
-//! Counts of user mode are exact, so that a single additional instruction is noticed.  They repeat
-//! if the program does the same each time.  It gets the same addresses and the same environment;
+//! Counts of user mode are exact, so that a single additional instruction is noticed. They repeat
+//! if the program does the same each time. It gets the same addresses and the same environment;
 //! anything else that differs (files, random numbers, the threads' timing) makes the runs differ.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use crate::text::{print, print_note};
 /// The options of `perfctr gate`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names.
+    /// Events, separated by commas. `perfctr list` shows their names.
     #[arg(
         short,
         long,
@@ -50,7 +50,7 @@ pub struct Options {
     /// Lets the count grow by this number of events without failing.
     #[arg(short, long, default_value_t = 0)]
     threshold: u64,
-    /// Passes this variable on to the program, or sets it.  The program's environment has only
+    /// Passes this variable on to the program, or sets it. The program's environment has only
     /// LC_ALL=C, PATH, PERL_HASH_SEED=0 and PYTHONHASHSEED=0, so that it executes the same.
     #[arg(long = "env", value_name = "NAME[=VALUE]", value_parser = repeatable::parser())]
     passed: Vec<Variable>,

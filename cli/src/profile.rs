@@ -318,7 +318,8 @@ impl Profile {
         ended.saturating_sub(self.samples()).saturating_add(self.lost)
     }
 
-    /// Sets each thread's count to the events for which its samples stand, if no count is known.
+    /// Adds to each thread's count the events for which its samples stand. This is for profiles
+    /// whose threads' own counts are unknown, and therefore 0.
     pub fn count_by_samples(&mut self) {
         for stack in &self.stacks {
             let count = &mut self.threads[stack.thread as usize].count;

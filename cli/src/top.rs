@@ -34,7 +34,7 @@ use crate::text::print;
 /// The options of `perfctr top`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names. Functions are found by
+    /// Events, separated by commas. `perfctr list` shows their names. Functions are found by
     /// samples of one event: of programs in user mode, and of a host in all modes, in Xen's ring 0
     /// only (`cycles:k`) or outside of it (`cycles:u`).
     #[arg(

@@ -173,9 +173,9 @@ static inline void perfctr_event_wake(struct perf_event *event)
 }
 
 /*
- * Makes that irq_work lazy: after it is queued it waits until its CPU does
- * other work, or until the tick. perf has not queued it yet, so nobody else
- * changes its flags, and it keeps this one.
+ * Makes that irq_work lazy: after it is queued it waits until its CPU runs
+ * other irq_work, or until the tick. perf has not queued it yet, so nobody else
+ * changes its flags meanwhile. perf and the kernel never clear this flag.
  */
 static inline void perfctr_event_work_waits(struct perf_event *event)
 {

@@ -46,7 +46,10 @@ int perfctr_cpus_init(void)
 			perfctr_core_vcpus_free();
 			return -ENOMEM;
 		}
-		/* Mappings also have pages for numbers that are no CPU's. */
+		/*
+		 * A mapping also has pages for the numbers that no possible CPU
+		 * has.
+		 */
 		if (!cpu_possible(cpu))
 			continue;
 		INIT_WORK(per_cpu_ptr(&perfctr_cpus.leave, cpu), perfctr_leave);

@@ -68,9 +68,9 @@ void perfctr_glue_event_stall(u32 index, u64 stalled)
 }
 
 /*
- * perf holds locks now, and no signal can be sent before it releases them. The
- * irq_work of perf's own that belongs to an event is done together with this
- * one.
+ * perf holds locks now, and no signal can be sent before it releases them. This
+ * irq_work also makes the CPU run the irq_work by which perf wakes waiters.
+ * That one is lazy (see perfctr_event_work_waits()).
  */
 void perfctr_glue_report_later(void)
 {
@@ -97,9 +97,10 @@ void perfctr_pmu_disable(struct pmu *unused)
 }
 
 /*
- * Makes registers for a place in the kernel where interrupts were disabled. The
- * hypervisor gives only these. By the stack pointer, perf finds the callers
- * that are still on the stack.
+ * Makes the registers of a place in the kernel where interrupts were disabled.
+ * The hypervisor gives only the instruction pointer, the stack pointer and the
+ * flags. From the stack pointer on, perf finds the callers that are still on
+ * the stack.
  */
 static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 					   struct pt_regs *at)
@@ -114,8 +115,8 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 }
 
 /*
- * Returns the registers that the core has chosen. A kernel thread may have
- * none, for which this is NULL.
+ * Returns the registers that the core has chosen. They are NULL if the core has
+ * chosen those of user mode, and a thread of the kernel executes.
  */
 static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 					  const struct perfctr_hv_place *place,
@@ -132,7 +133,10 @@ static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 	}
 }
 
-/* The core names the contents of perf's stack of branches itself. */
+/*
+ * The core declares perf's structure of branches itself, so this compares the
+ * two.
+ */
 static_assert(sizeof(struct perfctr_branch_stack) ==
 	      sizeof(struct perf_branch_stack) +
 		      PERFCTR_BRANCHES_MAX * sizeof(struct perf_branch_entry));
@@ -277,7 +281,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 }
 
 /*
- * Handles the interrupt that comes after an overflow, and after the host has
+ * Handles the interrupt that comes after an overflow, or after the host has
  * allowed or forbidden the domain to count.
  */
 void perfctr_events_overflow(void)
@@ -299,9 +303,10 @@ void perfctr_events_overflow(void)
 		place.sp = regs->sp;
 	}
 	/*
-	 * Wakes and signals those who wait for these samples now. Otherwise
-	 * perf would make the CPU interrupt itself for it, as it must after an
-	 * NMI. In a guest that takes a hypercall, or exits.
+	 * Runs the lazy irq_work by which perf wakes and signals those who wait
+	 * for these samples. Otherwise it would wait until the tick. If it were
+	 * not lazy, the CPU would interrupt itself for it, which costs a guest
+	 * a hypercall or an exit.
 	 */
 	if (perfctr_core_events_interrupt(
 		    cpu->core, perfctr_core_of_task(current), &place) &&

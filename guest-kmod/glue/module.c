@@ -24,7 +24,7 @@ static int perfctr_handshake(void)
 
 /*
  * The module's parts are set up in this order and taken down in the opposite
- * one.  The watch of switches ends when no vCPU can need it any more.
+ * one. The watch of switches ends when no vCPU can need it any more.
  */
 static const struct {
 	int (*init)(void);

@@ -107,7 +107,10 @@ static bool perfctr_pmu_fits(struct perf_event *event)
 	return perfctr_core_events_fit(group, events);
 }
 
-/* The core names the first fields of this structure itself. */
+/*
+ * The core declares the first fields of this structure itself, so this compares
+ * where they end.
+ */
 static_assert(offsetof(struct perf_event_attr, branch_sample_type) ==
 	      offsetof(struct perfctr_event_attr, branch_sample_type));
 
@@ -133,7 +136,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
-	/* event.c queues this irq_work whenever an event samples. */
+	/* event.c sees to it that this irq_work runs after each sample. */
 	if (is_sampling_event(event))
 		perfctr_event_work_waits(event);
 	if (period) {

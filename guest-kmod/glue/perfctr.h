@@ -26,7 +26,10 @@
 /* A possible CPU. It is changed on that CPU only, with interrupts disabled. */
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
-	/* The core's note which observers may see the registered page. */
+	/*
+	 * The core's note of the registered page, and who may execute
+	 * meanwhile.
+	 */
 	const struct perfctr_shown *shown;
 	/* The number of perf's events on this CPU. Each switch reads it. */
 	unsigned int events;
@@ -58,7 +61,7 @@ struct perfctr_thread {
 	 * freed.
 	 */
 	struct perfctr_ring *ring;
-	/* Waits for records, and for the thread's end. */
+	/* Here callers wait for records, and for the thread's end. */
 	wait_queue_head_t wait;
 	/* Protects the core's copy of the last control that was accepted. */
 	struct mutex lock;

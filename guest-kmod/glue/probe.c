@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Finds tracepoints, whose names the kernel does not export. */
+/*
+ * Finds tracepoints by name, because the kernel exports no symbols of them.
+ */
 
 #include <linux/string.h>
 #include <linux/tracepoint.h>

@@ -206,9 +206,10 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 }
 
 /*
- * Does for nearly all threads what the core's rule Shown::may_execute says. C
- * does it here, because each switch asks. A thread with a program has
- * namespaces, so nsproxy is not NULL.
+ * Returns whether `next` may execute while the page is registered. This is the
+ * core's rule Shown::may_execute. It is repeated in C, so that most switches do
+ * not call the core. A thread with a program has namespaces, so nsproxy is not
+ * NULL.
  */
 static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 				       struct task_struct *next)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * vCPUs: their pages, CPU hotplug, and the sleep and the reboot of the machine.
+ * vCPUs: their pages, CPU hotplug, the sleep of the machine, and the kernel's
+ * end (reboot, kexec).
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt

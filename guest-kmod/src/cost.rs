@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Measures the cost of a switch or a sample in instructions, with the thread's own counter.
 //!
-//! In a 64-bit PV guest the kernel and user mode execute in the same ring.  So the raw value of a
-//! counter of user-mode instructions also counts the kernel there.  A load in the middle does not
+//! In a 64-bit PV guest the kernel and user mode execute in the same ring. So the raw value of a
+//! counter of user-mode instructions also counts the kernel there. A load in the middle does not
 //! disturb the measurement if the counter counts the same event before and after.
 
 use core::sync::atomic::Ordering::Relaxed;

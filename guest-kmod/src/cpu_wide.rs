@@ -99,7 +99,7 @@ impl Admission {
         self.users().threads
     }
 
-    /// Admits one more thread.  `privileged` says whether its creator may observe the whole system.
+    /// Admits one more thread. `privileged` says whether its creator may observe the whole system.
     ///
     /// # Errors
     ///
@@ -125,8 +125,8 @@ impl Admission {
         debug_assert!(ended.is_ok(), "an end is never refused");
     }
 
-    /// Serves `IOC_CPU_CONTROL`: sets what a CPU is to count.  `counted` says whether it had
-    /// something to count.  Returns whether it has now, and how many CPUs have.
+    /// Serves `IOC_CPU_CONTROL`: sets what a CPU is to count. `counted` says whether it had
+    /// something to count. Returns whether it has now, and how many CPUs have.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl Admission {
         Ok((counts, set))
     }
 
-    /// Serves `IOC_CPU_START`.  Returns how many CPUs to start, which is 0 if nothing was set.
+    /// Serves `IOC_CPU_START`. Returns how many CPUs to start, which is 0 if nothing was set.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl Admission {
     }
 
     /// Releases the CPUs of a closed descriptor, which have stopped, and forgets what was set for
-    /// them.  Returns whether the descriptor owned any.
+    /// them. Returns whether the descriptor owned any.
     pub fn closed(&self, descriptor: Owner) -> bool {
         // ATOMICS: changed by one caller at a time.
         if self.owner.load(Relaxed) != descriptor {
@@ -228,7 +228,7 @@ pub const fn check_cpu_read(state: &CpuState) -> Result<(), Errno> {
     if state.reserved == 0 { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-/// Checks the argument of `IOC_CPU_CONTROL`.  Returns whether anything is to be counted.
+/// Checks the argument of `IOC_CPU_CONTROL`. Returns whether anything is to be counted.
 ///
 /// # Errors
 ///
@@ -244,7 +244,7 @@ pub fn check_cpu_control(caps: &PmuCaps, state: &CpuState) -> Result<bool, Errno
 }
 
 impl<K: Kernel> ThisVcpu<'_, K> {
-    /// Starts to count everything that executes on this CPU.  The thread that executes now stops
+    /// Starts to count everything that executes on this CPU. The thread that executes now stops
     /// counting.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ pub trait Hypervisor {
 
 /// The kernel, on the vCPU that executes this, with interrupts disabled.
 ///
-/// The core may ask for a counter that may not be read any more.  The kernel then makes the stamp
+/// The core may ask for a counter that may not be read any more. The kernel then makes the stamp
 /// of [`Counters::counter_under`] invalid, and [`Counters::counter`] returns any number.
 pub trait Kernel: Counters + Hypervisor {
     /// Returns the guest frame number that a page has now. If a guest's frame numbers are those of

@@ -53,7 +53,7 @@ pub trait LocalVcpu {
     ///
     /// # Errors
     ///
-    /// Those of [`ThisVcpu::unregister`].  The page stays chosen then.
+    /// Those of [`ThisVcpu::unregister`]. The page stays chosen then.
     fn hide(&mut self) -> Result<(), Errno> {
         self.with_cpu(|cpu| cpu.unregister())?;
         self.choose_perfs_page();
@@ -213,7 +213,7 @@ pub trait LocalVcpu {
     ///
     /// # Errors
     ///
-    /// Those of [`ThisVcpu::go_offline`].  The hypervisor may still write to the chosen page then.
+    /// Those of [`ThisVcpu::go_offline`]. The hypervisor may still write to the chosen page then.
     fn go_offline(&mut self) -> Result<(), Errno> {
         self.stop_cpu_wide();
         self.with_cpu(|cpu| cpu.go_offline())?;
@@ -242,7 +242,7 @@ pub trait LocalVcpu {
         operate(self)
     }
 
-    /// Starts CPU-wide counting in the page of a user.  `suspend` suspends the counters of the
+    /// Starts CPU-wide counting in the page of a user. `suspend` suspends the counters of the
     /// present thread, `thread`, and `start` calls [`ThisVcpu::start_cpu_wide`] with them.
     ///
     /// # Errors
@@ -262,8 +262,8 @@ pub trait LocalVcpu {
         start(self, thread)
     }
 
-    /// Ends CPU-wide counting here.  The subject that executes may not be allowed to see the page
-    /// in which the CPU has counted.  The parameters are those of
+    /// Ends CPU-wide counting here. The subject that executes may not be allowed to see the page
+    /// in which the CPU has counted. The parameters are those of
     /// [`become_subject`](Self::become_subject).
     ///
     /// # Errors

@@ -42,7 +42,7 @@ pub enum Mapped {
     Ring,
 }
 
-/// Decides about a mapping that `caller` asks for.  A descriptor that was passed on to another user
+/// Decides about a mapping that `caller` asks for. A descriptor that was passed on to another user
 /// or container does not show what other threads of its thread's user do, but its ring belongs to
 /// the thread alone.
 ///

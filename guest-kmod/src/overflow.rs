@@ -134,7 +134,7 @@ impl Overflows {
         Some(interrupt_distance(distance, *self.period.get(index)?))
     }
 
-    /// Notes which counters have overflowed at these counts.  Returns how many overflows will be
+    /// Notes which counters have overflowed at these counts. Returns how many overflows will be
     /// merged with the one before of the same counter.
     #[inline(always)]
     #[must_use]

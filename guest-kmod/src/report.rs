@@ -15,7 +15,7 @@ pub trait Reporter {
     /// Executes this with the thread's counters, its page and its ring.
     fn with_ring<R>(&mut self, run: impl FnOnce(&ThreadPmu, &ThreadPage, &Ring) -> R) -> R;
 
-    /// Sends the signal to the thread.  Returns whether the thread will get it.
+    /// Sends the signal to the thread. Returns whether the thread will get it.
     fn send(&mut self, signal: Signal) -> bool;
 
     /// Calls [`ThreadPmu::signal_lost`].

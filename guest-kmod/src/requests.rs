@@ -2,7 +2,7 @@
 //! Decides about a request of the device before the module carries out any part of it.
 //!
 //! [`admit`] decides by the table in [`shared_abi::requests`], which also says how much to copy
-//! from the caller.  [`judge`] checks the copied argument.  C copies the argument, carries the
+//! from the caller. [`judge`] checks the copied argument. C copies the argument, carries the
 //! request out, and copies the answer back.
 //!
 //! Two questions are not decided here, because only a lock of the kernel can decide them: whether

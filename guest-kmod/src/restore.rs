@@ -95,7 +95,7 @@ impl Restoration {
         }
         if (op, answer) == (OP_REGISTER, Ok(())) {
             self.refusal.store(0, Relaxed);
-            // The page's overflows begin anew, also if the same page was registered before.  None
+            // The page's overflows begin anew, also if the same page was registered before. None
             // can have happened yet, since nothing is loaded.
             self.seen_frame.store(0, Relaxed);
         }

@@ -121,7 +121,7 @@ impl Ring {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RingPlace {
-    /// Unit: bytes from the beginning of the ring.
+    /// Where the record begins, unit: bytes from the beginning of the ring.
     pub offset: u64,
     /// The counter's count when its overflow was noticed.
     pub count: u64,
@@ -145,8 +145,8 @@ pub struct Frame {
 
 /// Returns the addresses to which a thread will return, the innermost function's first.
 ///
-/// `first` is the thread's frame pointer, or 0 if it keeps none.  `read` returns the frame at an
-/// address, or `None` if it is not in memory.  The thread may have written any value there.  A
+/// `first` is the thread's frame pointer, or 0 if it keeps none. `read` returns the frame at an
+/// address, or `None` if it is not in memory. The thread may have written any value there. A
 /// stack grows downwards, so the chain has ended where it does not lead upwards.
 pub fn callers(
     first: u64,
@@ -194,7 +194,7 @@ mod tests {
         (ring, ThreadPage::default())
     }
 
-    /// Writes this many records.  Returns the places of those for which there was room.
+    /// Writes this many records. Returns the places of those for which there was room.
     fn write(ring: &Ring, page: &ThreadPage, records: u64) -> Vec<u64> {
         let write = |_| {
             let place = ring.place(page)?;

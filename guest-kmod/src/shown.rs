@@ -49,13 +49,13 @@ pub struct Observer {
     pub sees_kernel: bool,
 }
 
-/// What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
+/// What is registered with a vCPU. Only that vCPU writes it, with interrupts disabled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Shown {
-    /// The container of the subjects that may execute meanwhile.
+    /// The container of the subjects that may execute while the page is registered.
     pub container: u64,
-    /// Their effective user.
+    /// The effective user of these subjects.
     pub uid: u32,
     /// The number of the observer whose page it is, or 0 if none is registered.
     pub number: u32,
@@ -264,7 +264,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     ///
     /// # Errors
     ///
-    /// Why nobody may count here; `BUSY` if CPU-wide counting has this CPU.  Also the errors of
+    /// Why nobody may count here; `BUSY` if CPU-wide counting has this CPU. Also the errors of
     /// [`unregister`](Self::unregister): the caller must not count in the old page.
     pub fn make_room(&mut self) -> Result<(), Errno> {
         self.vcpu.may_show()?;

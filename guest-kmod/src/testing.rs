@@ -45,7 +45,7 @@ pub(crate) const BRANCHES: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
 const WIDTH_BITS: u32 = 40;
 const VCPUS: usize = 2;
 
-/// Adds to a count.  The simulator's atomics, with which this is built for mutants, only load and
+/// Adds to a count. The simulator's atomics, with which this is built for mutants, only load and
 /// store.
 fn add(count: &AtomicU64, amount: u64) {
     count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);

@@ -282,7 +282,7 @@ impl ThreadPmu {
     }
 
     /// Returns whether its user's page has to be registered where the thread executes, after a
-    /// request of the thread itself or of its tracer, while it is asleep.  `before` says whether it
+    /// request of the thread itself or of its tracer, while it is asleep. `before` says whether it
     /// had to be before.
     pub fn needs_page(&self, is_asleep: bool, before: bool) -> bool {
         // A thread that is asleep may be in the middle of a read, which needs the page.
@@ -379,12 +379,12 @@ impl ThreadPmu {
         }
     }
 
-    /// Serves `IOC_READ` by the thread itself: fills in its sums up to now.  It advances them in
+    /// Serves `IOC_READ` by the thread itself: fills in its sums up to now. It advances them in
     /// place, because a copy of them would cost a tenth of the whole request.
     ///
     /// # Errors
     ///
-    /// Returns why there are no numbers.  `sums` may have changed then.
+    /// Returns why there are no numbers. `sums` may have changed then.
     pub fn read<K: Kernel>(&self, cpu: &ThisVcpu<'_, K>, sums: &mut Sums) -> Result<(), Errno> {
         if let Some(errno) = self.failure {
             return Err(errno);
@@ -508,7 +508,7 @@ impl ThreadPmu {
                 let vcpu = Some(cpu.number);
                 self.publisher.resumed(page, vcpu, self.start.tsc, counts, paused);
             }
-            // A vCPU without a page is going offline.  The kernel moves the thread away before it
+            // A vCPU without a page is going offline. The kernel moves the thread away before it
             // executes anything of its own, so nothing is lost.
             Err(Errno::NXIO) => self.publisher.failed(page, Errno::NXIO),
             Err(errno) => self.fail(page, errno),

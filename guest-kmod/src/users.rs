@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Decides how long a user keeps its pages, one of every vCPU.
 //!
-//! A user's pages exist from its first thread with counters on.  After its last one they are kept
+//! A user's pages exist from its first thread with counters on. After its last one they are kept
 //! for a while, because programs often start again soon, unless too many users do so.
 //!
 //! Anybody can make any number of users in a user namespace, so each user has an owner, such as the
@@ -37,7 +37,7 @@ pub const fn may_add(owner: u32, users: usize) -> Result<(), Errno> {
 pub struct UsersCounters(AtomicU32);
 
 impl UsersCounters {
-    /// Returns whether the user has no counters.  The kernel holds its lock of users, without which
+    /// Returns whether the user has no counters. The kernel holds its lock of users, without which
     /// nobody gives a user the first ones.
     pub fn is_idle(&self) -> bool {
         // ATOMICS: pairs with `counters_returned`, so that everything that was done with the user
@@ -62,20 +62,20 @@ impl IdleUsers {
         Self(AtomicU32::new(0))
     }
 
-    /// Notes that a user was made, who has no counters yet.  The kernel holds its lock of users.
+    /// Notes that a user was made, who has no counters yet. The kernel holds its lock of users.
     pub fn user_made(&self) {
         // ATOMICS: the number only chooses a delay, so no other memory depends on its order.
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// Notes that a user was given counters.  The kernel holds its lock of users.
+    /// Notes that a user was given counters. The kernel holds its lock of users.
     pub fn counters_given(&self, counters: &UsersCounters) {
         if counters.0.fetch_add(1, Relaxed) == 0 {
             self.0.fetch_sub(1, Relaxed);
         }
     }
 
-    /// Notes that a user has returned counters.  If it has none any more, returns the time after
+    /// Notes that a user has returned counters. If it has none any more, returns the time after
     /// which its pages have to be taken back unless it has counters again, unit: ms.
     pub fn counters_returned(&self, counters: &UsersCounters) -> Option<u32> {
         // ATOMICS: pairs with `is_idle`.
@@ -86,7 +86,7 @@ impl IdleUsers {
         Some(if idle > IDLE_USERS_MAX { 0 } else { UNWATCH_DELAY_MS })
     }
 
-    /// Notes that a user was freed.  The kernel holds its lock of users.
+    /// Notes that a user was freed. The kernel holds its lock of users.
     pub fn user_freed(&self) {
         self.0.fetch_sub(1, Relaxed);
     }

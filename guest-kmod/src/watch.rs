@@ -18,7 +18,7 @@ pub const STOP_DELAY_MS: u32 = 100;
 
 /// How long pages that nobody needs stay registered, unit: ms.
 ///
-/// A user without counters keeps its pages for the same time.  The end of the watch costs much,
+/// A user without counters keeps its pages for the same time. The end of the watch costs much,
 /// because it patches code on all CPUs.
 pub const UNWATCH_DELAY_MS: u32 = 10_000;
 
@@ -35,18 +35,18 @@ impl Watch {
         Self { watchers: AtomicU32::new(0), watching: AtomicBool::new(false) }
     }
 
-    /// Returns whether the watch has to begin before a watcher is added.  C holds its lock of the
+    /// Returns whether the watch has to begin before a watcher is added. C holds its lock of the
     /// watch.
     pub fn must_begin(&self) -> bool {
         !self.watching.load(SeqCst)
     }
 
-    /// Notes that switches are watched from now on.  C holds its lock of the watch.
+    /// Notes that switches are watched from now on. C holds its lock of the watch.
     pub fn began(&self) {
         self.watching.store(true, SeqCst);
     }
 
-    /// Adds a watcher.  C holds its lock of the watch.
+    /// Adds a watcher. C holds its lock of the watch.
     pub fn join(&self) {
         self.watchers.fetch_add(1, SeqCst);
     }
@@ -62,13 +62,13 @@ impl Watch {
         self.watchers.fetch_sub(1, SeqCst);
     }
 
-    /// Returns whether there is no watcher, so that a CPU is to take its page back.  The CPU itself
+    /// Returns whether there is no watcher, so that a CPU is to take its page back. The CPU itself
     /// asks this, because a watcher may have been added meanwhile.
     pub fn is_idle(&self) -> bool {
         self.watchers.load(SeqCst) == 0
     }
 
-    /// Returns whether the watch may end as soon as no page is registered.  C holds its lock of the
+    /// Returns whether the watch may end as soon as no page is registered. C holds its lock of the
     /// watch.
     pub fn may_end(&self) -> bool {
         self.watching.load(SeqCst) && self.is_idle()

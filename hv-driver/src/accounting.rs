@@ -67,9 +67,9 @@ impl Driver {
         self.session.lease.end()
     }
 
-    /// Begins to answer the control domain.  If this returns true, each physical CPU has to call
+    /// Begins to answer the control domain. If this returns true, each physical CPU has to call
     /// [`ThisCpu::account`] before the accounts are [added](Self::add_account), and the lease is
-    /// renewed.  The caller holds the glue's lock.
+    /// renewed. The caller holds the glue's lock.
     ///
     /// # Errors
     ///
@@ -89,8 +89,8 @@ impl Driver {
         Ok(first)
     }
 
-    /// Adds the account of vCPU `vcpu` of `domain`, if it is asked for.  Returns whether there is
-    /// room for another one.  The caller passes all vCPUs in their order.
+    /// Adds the account of vCPU `vcpu` of `domain`, if it is asked for. Returns whether there is
+    /// room for another one. The caller passes all vCPUs in their order.
     pub fn add_account(
         &self,
         answer: &mut HvAccounts,

@@ -134,7 +134,7 @@ impl Driver {
     ///
     /// It is for hosts whose guests all have [`Gate::Entry`], so that no guest's counter counts
     /// while the host executes, and on which other code may write to the register that enables
-    /// counters.  Elsewhere it does nothing.  It may be called at any moment, even while the core
+    /// counters. Elsewhere it does nothing. It may be called at any moment, even while the core
     /// executes: on such a host the core itself writes no other value there.
     pub fn close_gate(&self, pmu: &impl Pmu) {
         let Some(global) = &self.registers.global else { return };

@@ -9,10 +9,11 @@ use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rings {
-    /// The driver does it: both execute in ring 3 (64-bit PV), and counters are folded at each
-    /// change.
+    /// The driver distinguishes them, because both execute in ring 3 (64-bit PV).
+    ///
+    /// It folds the counters at each change of the mode.
     Folded = 0,
-    /// The hardware does it: the guest has its own rings (HVM, PVH, KVM).
+    /// The hardware distinguishes them, because the guest has its own rings (HVM, PVH, KVM).
     Hardware = 1,
 }
 
@@ -20,13 +21,13 @@ pub enum Rings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Clock {
-    /// Unit: ticks of the guest's counter.
+    /// What is added, unit: ticks of the guest's counter.
     pub offset: u64,
     /// A fixed-point number; it is 0 if the guest's counter has the host's frequency.
     pub scale: u64,
     /// The number of bits after the point in `scale`.
     pub fraction_bits: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 

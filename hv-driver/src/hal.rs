@@ -19,7 +19,7 @@ pub trait Pmu: Counters {
     fn load_at_switch(&self, inside: u64, outside: u64);
     /// Tells the host that from now on exactly these slots interrupt when they overflow.
     ///
-    /// If `seen`, the driver has noticed an overflow whose interrupt may still come.  Hosts whose
+    /// If `seen`, the driver has noticed an overflow whose interrupt may still come. Hosts whose
     /// PMU interrupts by a vector that nobody else uses can ignore this.
     fn expect_interrupts(&self, _slots: u32, _seen: bool) {}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Decides about hypercalls.
 //!
-//! [`authorize`] checks the caller, and [`serve`] the argument.  Between the two the hypervisor
+//! [`authorize`] checks the caller, and [`serve`] the argument. Between the two the hypervisor
 //! copies the caller's bytes once; everything here works on that copy.
 
 use shared_abi::hypercall::{
@@ -35,7 +35,7 @@ pub enum Permission {
     ControlHost,
 }
 
-/// The table of all operations.  Every other operation is refused.
+/// The table of all operations. Every other operation is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Query,
@@ -126,8 +126,8 @@ pub trait Caller {
     fn guest(&self) -> Option<Guest>;
     /// Runs `work` with interrupts disabled.
     fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, Self::Pmu<'_>>) -> R) -> R;
-    /// Runs `work` with interrupts disabled on the caller's state and page.  Returns `None` if the
-    /// caller has no page.  The last argument of `work` is [`limits`](Self::limits), which nobody
+    /// Runs `work` with interrupts disabled on the caller's state and page. Returns `None` if the
+    /// caller has no page. The last argument of `work` is [`limits`](Self::limits), which nobody
     /// can change meanwhile.
     fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
     where
@@ -147,8 +147,8 @@ pub trait Caller {
     /// [`Left::of`](crate::Left::of); if the caller continues from a page, those of
     /// [`take_counters`](Self::take_counters).
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
-    /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page.  Nobody else
-    /// sees a state in between.  The caller has a page.
+    /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page. Nobody else
+    /// sees a state in between. The caller has a page.
     fn unregister(&mut self);
     /// Allows a domain within limits, or forbids it: [`Policy::set`](crate::Policy::set).
     ///
@@ -171,7 +171,7 @@ pub trait Caller {
     ///
     /// # Errors
     ///
-    /// `NXIO` if nobody samples; `NOENT` if that CPU is not sampled.  Nothing is written then.
+    /// `NXIO` if nobody samples; `NOENT` if that CPU is not sampled. Nothing is written then.
     fn take_samples(&mut self, samples: &mut HvSamples) -> Result<(), Errno>;
     /// Ends sampling.
     ///
@@ -202,7 +202,7 @@ pub trait Caller {
     fn stop_accounts(&mut self) -> Result<(), Errno>;
 }
 
-/// Checks whether the caller may make this hypercall.  The hypervisor calls it before it looks at
+/// Checks whether the caller may make this hypercall. The hypervisor calls it before it looks at
 /// the argument of `length` bytes.
 ///
 /// # Errors
@@ -214,12 +214,12 @@ pub fn authorize(caller: &mut impl Caller, op: u32, length: usize) -> Result<(),
     if length > ARGUMENT_BYTES_MAX { Err(Errno::INVAL) } else { Ok(()) }
 }
 
-/// Serves operation `op` with the argument `bytes`, which the caller has passed.  Returns whether
+/// Serves operation `op` with the argument `bytes`, which the caller has passed. Returns whether
 /// to copy them back.
 ///
 /// # Errors
 ///
-/// The error number to return.  `bytes` are unchanged then, and nothing has happened.
+/// The error number to return. `bytes` are unchanged then, and nothing has happened.
 pub fn serve(
     driver: &Driver,
     caller: &mut impl Caller,

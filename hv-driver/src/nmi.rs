@@ -23,7 +23,7 @@ use crate::arch;
 /// ticks.
 ///
 /// Hardware takes a microsecond or less, so that hardly any overflow is seen before its interrupt
-/// has come.  Emulated hardware takes longer; this is some half a millisecond.
+/// has come. Emulated hardware takes longer; this is some half a millisecond.
 const ON_ITS_WAY_TICKS: u64 = 1_500_000;
 
 /// The interrupts of the PMU that a physical CPU has to expect.
@@ -42,7 +42,7 @@ impl ExpectedInterrupts {
         Self { armed: AtomicU32::new(0), until_tsc: AtomicU64::new(0) }
     }
 
-    /// Sets the slots that interrupt from `now` on when they overflow.  `seen` says that the driver
+    /// Sets the slots that interrupt from `now` on when they overflow. `seen` says that the driver
     /// has seen an overflow without its interrupt, which may still arrive.
     pub fn expect(&self, slots: u32, seen: bool, now: u64) {
         let unclaimed = self.armed.swap(slots, Relaxed) & !slots;

@@ -13,7 +13,7 @@ use crate::hal::{Pmu, Probe};
 use crate::serial::DomainSerial;
 use crate::stats::{Metered, Stats};
 
-/// The owner of the events in the counters.  Only this owner may read them.
+/// The owner of the events in the counters. Only this owner may read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) domain: DomainSerial,
@@ -84,7 +84,7 @@ impl Default for Pcpu {
     }
 }
 
-/// The physical CPU that executes the code.  Interrupts are disabled as long as this exists.
+/// The physical CPU that executes the code. Interrupts are disabled as long as this exists.
 #[derive(Debug)]
 pub struct ThisCpu<'a, P> {
     /// The state that all CPUs share.
@@ -98,12 +98,12 @@ pub struct ThisCpu<'a, P> {
 }
 
 impl<P: Pmu> ThisCpu<'_, P> {
-    /// Takes over a CPU that comes up, for the first time or again.  Its registers may hold
+    /// Takes over a CPU that comes up, for the first time or again. Its registers may hold
     /// anything.
     ///
     /// # Errors
     ///
-    /// Returns how the CPU differs from the boot CPU.  Nothing will count on it then.
+    /// Returns how the CPU differs from the boot CPU. Nothing will count on it then.
     pub fn come_up(&mut self, identity: &Identity) -> Result<(), Refusal>
     where
         P: Probe,
@@ -178,7 +178,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
     /// Acknowledges every overflow, so that the next one interrupts again.
     ///
     /// Some family 6 CPUs interrupt without end if the overflow is acknowledged while the counter
-    /// holds 0.  So the counter is set to 1.  This loses no count, because no stretch of counting
+    /// holds 0. So the counter is set to 1. This loses no count, because no stretch of counting
     /// has begun from the counter's value.
     #[inline(always)]
     pub fn acknowledge(&self) {
@@ -244,7 +244,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         self.pcpu.stats.entered(hook, after.wrapping_sub(before), &metered);
     }
 
-    /// Clears the events of every other owner than `owner` from the counters.  Returns whether
+    /// Clears the events of every other owner than `owner` from the counters. Returns whether
     /// another owner has run here, whose selectors may still be in force.
     ///
     /// A vCPU with a page can read every counter. So the caller must call this before the vCPU
@@ -300,7 +300,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
     }
 
     /// Programs the selectors, in which only those of `slots` are not 0, and then calls `preset`,
-    /// which writes the counters that interrupt.  Only registers that hold another value are
+    /// which writes the counters that interrupt. Only registers that hold another value are
     /// written.
     pub(crate) fn program(&mut self, wanted: &Selectors, slots: u32, preset: impl FnOnce(&Self)) {
         let Some(held) = &mut self.pcpu.selectors else { return };
@@ -336,7 +336,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         }
     }
 
-    /// Acknowledges overflows of these slots from before they interrupt.  A counter that has
+    /// Acknowledges overflows of these slots from before they interrupt. A counter that has
     /// wrapped has set its status bit, and the set bit would suppress the interrupt of its next
     /// overflow.
     fn forget_overflows(&self, slots: u32) {

@@ -19,7 +19,7 @@ const ALLOWED: u64 = 1 << 31;
 /// Where the limit of overflows begins.
 const RATE_SHIFT: u32 = 32;
 
-/// What the host has decided about one domain.  The hypervisor's structure of the domain holds it.
+/// What the host has decided about one domain. The hypervisor's structure of the domain holds it.
 ///
 /// The decision is one word, so that nobody sees half of it: the slots that the domain may use, the
 /// two bits above, and the limit of overflows in a millisecond, which is 0 if there is none.
@@ -50,10 +50,10 @@ pub enum PolicyChange {
     Nothing = 0,
     /// It revokes the domain's vCPUs on every physical CPU, and interrupts them.
     ///
-    /// See [`Vcpu::revoke`](crate::Vcpu::revoke).  The guest's kernel then sees that nothing
+    /// See [`Vcpu::revoke`](crate::Vcpu::revoke). The guest's kernel then sees that nothing
     /// counts.
     Revoke = 1,
-    /// It interrupts the domain's vCPUs.  The guest's kernel then asks again whether it may count.
+    /// It interrupts the domain's vCPUs. The guest's kernel then asks again whether it may count.
     Tell = 2,
 }
 
@@ -79,7 +79,7 @@ pub const fn is_valid(wanted: &HvDomain) -> bool {
 }
 
 impl Policy {
-    /// Allows or forbids the domain to count.  `controls` says whether it is the control domain.
+    /// Allows or forbids the domain to count. `controls` says whether it is the control domain.
     ///
     /// The result says to revoke the domain each time that it is forbidden: a second caller may
     /// come before the first one has reached every physical CPU, and must not return before that.

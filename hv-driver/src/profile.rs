@@ -53,7 +53,7 @@ impl Record {
     }
 }
 
-/// The samples of one physical CPU.  Its interrupt writes, and one reader at a time takes.
+/// The samples of one physical CPU. Its interrupt writes, and one reader at a time takes.
 ///
 /// Memory that is all zeros is an empty ring.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Driver {
         Config::new(&self.caps, &[counter]).map(drop).map_err(|error| error.errno())
     }
 
-    /// Begins a session of samples.  The caller holds the glue's lock.
+    /// Begins a session of samples. The caller holds the glue's lock.
     ///
     /// # Errors
     ///
@@ -141,12 +141,12 @@ impl Driver {
         Ok(())
     }
 
-    /// Ends the session, and returns whether there was one.  The caller holds the glue's lock.
+    /// Ends the session, and returns whether there was one. The caller holds the glue's lock.
     pub fn end_profile(&self) -> bool {
         self.lease.end()
     }
 
-    /// Moves the oldest samples of a ring to `out`, and renews the lease.  The caller holds the
+    /// Moves the oldest samples of a ring to `out`, and renews the lease. The caller holds the
     /// glue's lock.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Writes a vCPU's page.  Nothing else writes it.
+//! Writes a vCPU's page. Nothing else writes it.
 //!
 //! The page belongs to a guest that may write to it at any time. The driver only writes to it, and
 //! never reads it back, not even the sequence word: [`Publisher`] keeps its own count of writes.
@@ -66,7 +66,7 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Fills a page that the guest has just registered for its vCPU `id`.  The vCPU's counters have
+    /// Fills a page that the guest has just registered for its vCPU `id`. The vCPU's counters have
     /// counted `sums` before.
     pub(crate) fn register(
         &mut self,
@@ -104,7 +104,7 @@ impl Publisher {
     }
 }
 
-/// Publishes everything but the slots.  The caller has begun a write.
+/// Publishes everything but the slots. The caller has begun a write.
 #[inline(always)]
 pub(crate) fn state(page: &VcpuPage, now: &State) {
     switched_out(page, now);
@@ -113,7 +113,7 @@ pub(crate) fn state(page: &VcpuPage, now: &State) {
     page.throttled.store(now.throttled, Relaxed);
 }
 
-/// Publishes that the vCPU was switched out.  The caller has begun a write.
+/// Publishes that the vCPU was switched out. The caller has begun a write.
 #[inline(always)]
 pub(crate) fn switched_out(page: &VcpuPage, now: &State) {
     page.flags.store(now.flags(), Relaxed);
@@ -121,7 +121,7 @@ pub(crate) fn switched_out(page: &VcpuPage, now: &State) {
     page.overflows.store(now.overflows, Relaxed);
 }
 
-/// Publishes that the vCPU was switched in.  The caller has begun a write.
+/// Publishes that the vCPU was switched in. The caller has begun a write.
 #[inline(always)]
 pub(crate) fn switched_in(page: &VcpuPage, now: &State) {
     page.flags.store(now.flags(), Relaxed);
@@ -131,7 +131,7 @@ pub(crate) fn switched_in(page: &VcpuPage, now: &State) {
     page.migrations.store(now.migrations, Relaxed);
 }
 
-/// Publishes a slot that does not run any more.  The caller has begun a write.
+/// Publishes a slot that does not run any more. The caller has begun a write.
 #[inline(always)]
 pub(crate) fn folded(page: &VcpuPage, slot: PhysSlot, sum: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
@@ -158,7 +158,7 @@ pub(crate) fn sum(page: &VcpuPage, slot: PhysSlot, sum: u64) {
     }
 }
 
-/// Publishes what the configuration selects.  The caller has begun a write.
+/// Publishes what the configuration selects. The caller has begun a write.
 #[inline(always)]
 pub(crate) fn selected(page: &VcpuPage, config: &Config) {
     for slot in slots_of(config.slots()) {

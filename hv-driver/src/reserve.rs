@@ -3,8 +3,8 @@
 //!
 //! The driver and perf reserve the counters in the same allocator of the kernel, so that one has
 //! all counters: perf from the first event that is opened to the last that is closed, and the
-//! driver while a domain [needs them](crate::Driver::is_needed).  The hard-lockup watchdog is an
-//! event of perf's, too.  It would keep every guest from counting for ever, so the driver stops it
+//! driver while a domain [needs them](crate::Driver::is_needed). The hard-lockup watchdog is an
+//! event of perf's, too. It would keep every guest from counting for ever, so the driver stops it
 //! while a domain needs the counters, and starts it again afterwards.
 
 use core::mem;
@@ -33,7 +33,7 @@ pub enum Notice {
 
 /// The functions of the host's kernel that the driver calls.
 pub trait Host {
-    /// Reserves all counters.  Returns false if somebody else has one, and has reserved none then.
+    /// Reserves all counters. Returns false if somebody else has one, and has reserved none then.
     fn reserve(&mut self) -> bool;
 
     /// Gives up what is reserved.
@@ -42,7 +42,7 @@ pub trait Host {
     /// Returns whether the hard-lockup watchdog is switched on, even if it has no counter.
     fn watchdog_is_on(&mut self) -> bool;
 
-    /// Switches the watchdog on or off.  One that is switched on gets a counter if there is one.
+    /// Switches the watchdog on or off. One that is switched on gets a counter if there is one.
     fn switch_watchdog(&mut self, on: bool);
 
     /// Makes every CPU count for guests, or changes nothing.
@@ -59,7 +59,7 @@ pub trait Host {
     fn notify(&mut self, notice: Notice);
 }
 
-/// Whether the driver has the counters.  The glue's lock is held during each call.
+/// Whether the driver has the counters. The glue's lock is held during each call.
 ///
 /// Memory that is all zeros says that the host has the counters.
 #[derive(Debug, Default)]
@@ -149,7 +149,7 @@ impl Reservation {
     }
 
     /// Starts the watchdog if the driver has stopped it, or if somebody has switched it on while
-    /// there was no counter for it.  Returns whether it runs now and did not before.
+    /// there was no counter for it. Returns whether it runs now and did not before.
     fn restart_watchdog(&mut self, host: &mut impl Host) -> bool {
         let stopped = mem::take(&mut self.stopped_watchdog);
         let is_on = host.watchdog_is_on();

@@ -144,7 +144,7 @@ impl Sampling {
         }
     }
 
-    /// Returns whether to notify the guest of an overflow.  It returns this once for each overflow.
+    /// Returns whether to notify the guest of an overflow. It returns this once for each overflow.
     #[inline(always)]
     pub(crate) fn take_notify(&mut self) -> bool {
         core::mem::take(&mut self.notify)

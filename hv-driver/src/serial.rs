@@ -8,7 +8,7 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The serial of a domain.  0 stands for every domain without pages.
+/// The serial of a domain. 0 stands for every domain without pages.
 pub type DomainSerial = u64;
 
 /// The last serial that was given to any domain of the host.
@@ -27,7 +27,7 @@ impl Serials {
     }
 }
 
-/// The serial of one domain.  The hypervisor's structure of the domain holds it; it is all zeroes
+/// The serial of one domain. The hypervisor's structure of the domain holds it; it is all zeroes
 /// until the domain has a serial.
 #[derive(Debug, Default)]
 pub struct Serial(AtomicU64);

@@ -42,7 +42,7 @@ pub struct Settings {
     pub accounts: bool,
     /// Whether the driver may record guests' branches.
     pub branches: bool,
-    /// Whether only the driver writes to registers of counters.  This includes counters that
+    /// Whether only the driver writes to registers of counters. This includes counters that
     /// several cores share.
     pub owns_all: bool,
 }
@@ -117,10 +117,10 @@ impl Options {
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
-    /// Parses the option's value, which consists of words separated by commas.  Each word but those
+    /// Parses the option's value, which consists of words separated by commas. Each word but those
     /// that mean off switches the driver on, and so does the option without a value.
     ///
-    /// Returns `None` if it does not know a word.  The driver stays off then: an administrator who
+    /// Returns `None` if it does not know a word. The driver stays off then: an administrator who
     /// has misspelled a limit does not want the driver without the limit.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let mut options = Self::OFF;

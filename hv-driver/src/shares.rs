@@ -50,7 +50,7 @@ impl Shares {
         self.0.get(slot.index()).map_or(0, |share| share.mask)
     }
 
-    /// Folds and publishes a counter that no longer runs.  Returns what the counter holds.
+    /// Folds and publishes a counter that no longer runs. Returns what the counter holds.
     #[inline(always)]
     pub(crate) fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) -> u64 {
         let Some(own) = self.0.get_mut(slot.index()) else { return 0 };

@@ -69,7 +69,7 @@ pub struct Vcpu {
     counts_entry_kernel: u32,
     /// Slots that count in only one of the two modes, and must be folded when the guest leaves it.
     gated: u32,
-    /// The number of gated slots.  Each is read once at a change of mode.
+    /// The number of gated slots. Each is read once at a change of mode.
     gated_reads: u64,
     /// Whether there are gated slots, none of them samples, no branches are recorded in one mode
     /// only, and the driver does not measure its own cost.
@@ -88,7 +88,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Registers `page` for the calling vCPU.  The guest is in its kernel.  With `left`, the counts
+    /// Registers `page` for the calling vCPU. The guest is in its kernel. With `left`, the counts
     /// begin with what another hypervisor has left in the page; otherwise they begin with 0.
     pub fn register<P: Pmu>(
         cpu: &mut ThisCpu<'_, P>,
@@ -147,7 +147,7 @@ impl Vcpu {
 
     /// Unregisters the page of the calling vCPU.
     ///
-    /// The page belongs to the guest again.  Until the hypervisor has forgotten this vCPU's state,
+    /// The page belongs to the guest again. Until the hypervisor has forgotten this vCPU's state,
     /// an interrupt or a revocation may still call the driver, but writes nothing to the page.
     pub fn unregister<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
         self.stop(cpu, page);
@@ -168,7 +168,7 @@ impl Vcpu {
         cpu.run_stranger();
     }
 
-    /// Programs `config` for the calling vCPU in place of the present configuration.  The guest is
+    /// Programs `config` for the calling vCPU in place of the present configuration. The guest is
     /// in its kernel.
     ///
     /// The caller has checked that the host allows its domain to count, and that the CPU counts.
@@ -188,7 +188,7 @@ impl Vcpu {
         self.config.slots()
     }
 
-    /// Stops counting for the calling vCPU.  The guest is in its kernel.  The sums stay.
+    /// Stops counting for the calling vCPU. The guest is in its kernel. The sums stay.
     pub fn stop<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
         self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
     }
@@ -203,7 +203,7 @@ impl Vcpu {
         }
     }
 
-    /// Returns whether the vCPU's branches can be recorded.  The driver has to know when the guest
+    /// Returns whether the vCPU's branches can be recorded. The driver has to know when the guest
     /// changes its mode, which it knows only for [`Rings::Folded`].
     pub fn can_record(&self) -> bool {
         self.rings == Rings::Folded
@@ -276,8 +276,8 @@ impl Vcpu {
         self.sampling.unplaced() != 0
     }
 
-    /// Switches the vCPU in on this physical CPU, in `mode`.  `allowed` says whether the host
-    /// allows its domain to count with what the vCPU has loaded.  Returns whether to send the guest
+    /// Switches the vCPU in on this physical CPU, in `mode`. `allowed` says whether the host
+    /// allows its domain to count with what the vCPU has loaded. Returns whether to send the guest
     /// the virtual interrupt.
     pub fn switch_to<P: Pmu>(
         &mut self,
@@ -355,13 +355,13 @@ impl Vcpu {
         }
     }
 
-    /// Sets how the guest reads its time-stamp counter.  The guest does not execute now.  The guest
+    /// Sets how the guest reads its time-stamp counter. The guest does not execute now. The guest
     /// or its host may have moved that counter since the vCPU was last switched in.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = clock;
     }
 
-    /// Handles the guest's change to `mode` from the other mode.  Returns whether to send it the
+    /// Handles the guest's change to `mode` from the other mode. Returns whether to send it the
     /// virtual interrupt.
     #[inline(always)]
     pub fn toggle<P: Pmu>(
@@ -381,7 +381,7 @@ impl Vcpu {
         concerned && self.state.executing && self.toggle_otherwise(cpu, page, mode)
     }
 
-    /// Changes the mode in the less usual cases.  This is a function of its own, so that the usual
+    /// Changes the mode in the less usual cases. This is a function of its own, so that the usual
     /// case does not have to save registers.
     #[inline(never)]
     fn toggle_otherwise<P: Pmu>(
@@ -427,13 +427,13 @@ impl Vcpu {
         }
     }
 
-    /// Handles an interrupt of the PMU, which comes while this vCPU is current.  Returns whether to
-    /// send the guest the virtual interrupt.  This is false if the overflow was another vCPU's, or
+    /// Handles an interrupt of the PMU, which comes while this vCPU is current. Returns whether to
+    /// send the guest the virtual interrupt. This is false if the overflow was another vCPU's, or
     /// was seen before.
     ///
-    /// The hypervisor may make a vCPU current before it is switched in.  The result is then false:
+    /// The hypervisor may make a vCPU current before it is switched in. The result is then false:
     /// the interrupt belongs to another vCPU, and the guest's registers may not be loaded yet, so
-    /// that the place is not known.  [`switch_to`](Self::switch_to) reports an overflow that was
+    /// that the place is not known. [`switch_to`](Self::switch_to) reports an overflow that was
     /// seen.
     pub fn interrupt<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) -> bool {
         if !self.state.executing {
@@ -455,7 +455,7 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// Notes `place` as the place of each overflow that was seen since the last call.  The caller
+    /// Notes `place` as the place of each overflow that was seen since the last call. The caller
     /// calls this as soon as an overflow is seen.
     pub fn overflowed_at(&mut self, place: &HvPlace) {
         self.sampling.place(place);
@@ -536,7 +536,7 @@ impl Vcpu {
         self.running |= mask;
     }
 
-    /// Returns the slots that must not count now.  These are sampling slots, which would otherwise
+    /// Returns the slots that must not count now. These are sampling slots, which would otherwise
     /// overflow while another vCPU executes, and slots that the hardware starts.
     #[inline(always)]
     const fn stopped(&self) -> u32 {

@@ -1214,7 +1214,7 @@ mod guests {
         Driver::new(&Identity { extended: 0, ..amd_with_svm().boot }, &SETTINGS).unwrap()
     }
 
-    /// Makes a guest of SVM on a CPU that may count VMRUN there.  The guest counts user mode's
+    /// Makes a guest of SVM on a CPU that may count VMRUN there. The guest counts user mode's
     /// instructions, the kernel's branches, both modes' instructions, and cycles.
     fn entered(counts_entries: bool) -> Machine {
         let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
@@ -1413,7 +1413,7 @@ mod requests {
             }
         }
 
-        /// Makes a hypercall.  Returns its result, and whether the argument is copied back.
+        /// Makes a hypercall. Returns its result, and whether the argument is copied back.
         fn call(&mut self, op: u32, bytes: &mut [u8]) -> Result<bool, Errno> {
             authorize(self, op, bytes.len())?;
             serve(&driver(), self, op, bytes)

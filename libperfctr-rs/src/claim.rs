@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::sys::Generation;
 
 thread_local! {
-    /// The process in which this thread has a session.  A forked child inherits the word, and may
+    /// The process in which this thread has a session. A forked child inherits the word, and may
     /// open a session of its own beside the one that it inherits and cannot use.
     static CLAIMED: Cell<Option<Generation>> = const { Cell::new(None) };
 }

@@ -68,7 +68,7 @@ impl<const N: usize> Counting<N> {
     /// events that count retired instructions. A closure returns a value by storing it in a
     /// variable that it borrows; this store is counted, too.
     ///
-    /// If [`retries`](Counts::retries) is not 0, something has disturbed the second reading.  The
+    /// If [`retries`](Counts::retries) is not 0, something has disturbed the second reading. The
     /// counts then include that many discarded attempts of the second reading.
     ///
     /// # Errors

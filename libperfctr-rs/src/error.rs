@@ -85,7 +85,7 @@ pub enum Error {
     /// Every attempt of a read was disturbed.
     #[error("no undisturbed read in {READ_ATTEMPTS_MAX} attempts")]
     Disturbed,
-    /// The CPU does not let the program read counters, although the kernel says that it does.  The
+    /// The CPU does not let the program read counters, although the kernel says that it does. The
     /// domain was restored on a host without the driver.
     #[error("the host does not let this domain read counters any more")]
     Faulted,
@@ -115,7 +115,7 @@ pub enum Error {
     Kernel {
         /// What was asked for, in words for the user.
         operation: &'static str,
-        /// The kernel's error.  The message contains it, so it is not the source of this error.
+        /// The kernel's error. The message contains it, so it is not the source of this error.
         error: io::Error,
     },
 }

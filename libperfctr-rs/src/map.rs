@@ -104,7 +104,7 @@ impl Pages {
         self.reader()?.vcpu(n)
     }
 
-    /// Reads the TSC and the first `counts.len()` counters.  The descriptor must be bound to the
+    /// Reads the TSC and the first `counts.len()` counters. The descriptor must be bound to the
     /// calling thread; otherwise the values have no meaning.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Pages {
         self.mapped().read(counts)
     }
 
-    /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC.  The
+    /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC. The
     /// snapshot's TSC has no meaning.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Pages {
         self.mapped().counts(counts)
     }
 
-    /// Returns the reader of these pages.  The caller has checked that this process is not a forked
+    /// Returns the reader of these pages. The caller has checked that this process is not a forked
     /// child, in which nothing is mapped.
     #[inline(always)]
     fn mapped(&self) -> Reader<'_> {
@@ -141,7 +141,7 @@ impl Pages {
     }
 }
 
-/// Returns the error of a read in a forked child.  This is a function of its own, because otherwise
+/// Returns the error of a read in a forked child. This is a function of its own, because otherwise
 /// compilers load the value before each read, even if no read needs it.
 #[cold]
 #[inline(never)]
@@ -158,7 +158,7 @@ impl RingPages {
         Mapping::new(device, RING_FIRST_PAGE, pages as usize).map(Self)
     }
 
-    /// Copies words of the ring from this offset on, unit: bytes.  It must be a multiple of 8.
+    /// Copies words of the ring from this offset on, unit: bytes. It must be a multiple of 8.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl RingPages {
 
 /// A perf event's page, `struct perf_event_mmap_page`.
 ///
-/// Like the device's pages it is not copied to a forked child.  The group that it belongs to checks
+/// Like the device's pages it is not copied to a forked child. The group that it belongs to checks
 /// for that.
 #[derive(Debug)]
 pub(crate) struct PerfPage {
@@ -196,7 +196,7 @@ macro_rules! load {
     ($page:expr, $field:ident: $atomic:ident) => {{
         let field = $page.map.as_ptr().wrapping_add(offset_of!(perf_event_mmap_page, $field));
         // SAFETY: the mapping is page-aligned, at least as long as the structure, and lives as long
-        // as the page.  The kernel changes the field by whole words.
+        // as the page. The kernel changes the field by whole words.
         // ATOMICS: `lock` orders these loads; see its comment.
         unsafe { (*field.cast::<$atomic>()).load(Ordering::Relaxed) }
     }};

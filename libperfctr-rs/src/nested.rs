@@ -11,14 +11,14 @@ use shared_abi::limits::MAX_COUNTERS;
 use crate::error::Error;
 use crate::session::Session;
 
-/// Number of times that an empty piece is measured.  The least of their counts is the cost.
+/// Number of times that an empty piece is measured. The least of their counts is the cost.
 const CALIBRATIONS: usize = 8;
 /// Number of attempts to measure empty pieces without a disturbance.
 const ATTEMPTS: usize = 1_000;
 
 /// A source of the calling thread's counts.
 pub trait Source {
-    /// Reads the first counters, as many as `counts` has room for.  All values are of one moment.
+    /// Reads the first counters, as many as `counts` has room for. All values are of one moment.
     /// Returns the number of attempts that were disturbed and discarded before this one.
     ///
     /// # Errors
@@ -45,9 +45,9 @@ impl<S: Source + ?Sized> Source for Box<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Amount {
-    /// The counts, in the order of the events.  Those after the last event are 0.
+    /// The counts, in the order of the events. Those after the last event are 0.
     pub counts: [u64; MAX_COUNTERS],
-    /// Number of attempts to read that were disturbed.  Each adds a constant to the counts.
+    /// Number of attempts to read that were disturbed. Each adds a constant to the counts.
     pub retries: u64,
 }
 
@@ -133,8 +133,8 @@ impl<K: PartialEq> Pieces<K> {
         self.open.push(Open { key, began: self.sum, own: Amount::ZERO });
     }
 
-    /// Stops the piece with this key that was started last.  Returns what it has counted, or `None`
-    /// if there is none.  It need not be the last of all pieces: pieces may overlap.
+    /// Stops the piece with this key that was started last. Returns what it has counted, or `None`
+    /// if there is none. It need not be the last of all pieces: pieces may overlap.
     pub fn stop(&mut self, key: &K) -> Option<Spent> {
         let place = self.open.iter().rposition(|piece| piece.key == *key)?;
         let Open { began, own, .. } = self.open.remove(place);
@@ -179,7 +179,7 @@ impl<K: PartialEq, S: Source> Nested<K, S> {
     ///
     /// # Errors
     ///
-    /// The errors of [`Session::read`].  Pieces that are open then end without being counted.
+    /// The errors of [`Session::read`]. Pieces that are open then end without being counted.
     #[inline(never)]
     pub fn aside(&mut self, work: &mut dyn FnMut(&mut Pieces<K>)) -> Result<(), Error> {
         let Self { source, events, pieces } = self;

@@ -8,7 +8,7 @@ use shared_abi::limits::MAX_COUNTERS;
 
 use crate::error::Error;
 
-/// Number of measurements of an empty closure.  The least of their counts is the overhead of a
+/// Number of measurements of an empty closure. The least of their counts is the overhead of a
 /// measurement.
 const CALIBRATIONS: usize = 8;
 /// Number of attempts to make one of these measurements without a disturbance.
@@ -96,7 +96,7 @@ fn calibrate(
 
 /// Measures `body` without subtracting the overhead.
 ///
-/// The compiler must know neither the body nor the number of counters here.  Otherwise it could
+/// The compiler must know neither the body nor the number of counters here. Otherwise it could
 /// generate different instructions for each.
 fn measure(
     around: Around<'_>,

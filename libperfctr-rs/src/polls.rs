@@ -23,11 +23,11 @@ impl<const N: usize> Counting<N> {
     /// Counts what a future executes in its own polls, and not what the thread executes between
     /// them.
     ///
-    /// The future that this returns gives the other one's value and the sum of its polls.  Each
-    /// poll is [measured](Self::measure) like a closure.  After an error the future is not polled
+    /// The future that this returns gives the other one's value and the sum of its polls. Each
+    /// poll is [measured](Self::measure) like a closure. After an error the future is not polled
     /// any more.
     ///
-    /// Counters belong to a thread, so the future cannot be sent to another thread.  An executor
+    /// Counters belong to a thread, so the future cannot be sent to another thread. An executor
     /// of one thread has to poll it, such as tokio's `LocalSet`.
     ///
     /// ```no_run

@@ -3,7 +3,7 @@
 //! [`Session`](crate::Session).
 //!
 //! [`Device`] is a descriptor with a method for each ioctl, and [`Pages`] is a bound descriptor's
-//! mapping.  Dropping them does not stop a thread's counters.
+//! mapping. Dropping them does not stop a thread's counters.
 
 pub use crate::cpus::online;
 pub use crate::map::Pages;

@@ -49,9 +49,9 @@ macro_rules! continues_at {
 
 /// The counters of the CPU that executes the code.
 ///
-/// RDPMC faults unless CR4.PCE is set.  So a caller reads only after it has found
+/// RDPMC faults unless CR4.PCE is set. So a caller reads only after it has found
 /// [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set in its page, which says that
-/// CR4.PCE is set.  That may no longer be true when RDPMC executes.  In a process that has mapped
+/// CR4.PCE is set. That may no longer be true when RDPMC executes. In a process that has mapped
 /// the device's pages for a session, or has called `survive_faults`,
 /// [`counter`](Counters::counter) then returns 0, and [`counter_under`](Counters::counter_under)
 /// makes its stamp invalid; elsewhere SIGSEGV ends the process.
@@ -63,8 +63,8 @@ impl Counters for Hardware {
     #[inline(always)]
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: RDPMC writes EAX and EDX and touches no memory.  The option `nomem` is left out,
-        // so that the compiler does not move the instruction across the loads of a page.  After a
+        // SAFETY: RDPMC writes EAX and EDX and touches no memory. The option `nomem` is left out,
+        // so that the compiler does not move the instruction across the loads of a page. After a
         // fault the handler in `faults` continues behind the instruction.
         unsafe {
             asm!(
@@ -83,8 +83,8 @@ impl Counters for Hardware {
     #[inline(always)]
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: RDPMC writes EAX and EDX and touches no memory.  The option `nomem` is left out,
-        // so that the compiler does not move the instruction across the loads of a page.  After a
+        // SAFETY: RDPMC writes EAX and EDX and touches no memory. The option `nomem` is left out,
+        // so that the compiler does not move the instruction across the loads of a page. After a
         // fault the handler continues in the other section, which sets all bits of the stamp, and
         // goes on behind the instruction.
         unsafe {
@@ -157,19 +157,19 @@ impl Counters for Hardware {
 
     #[inline(always)]
     fn opaque(&self, mut word: u64) -> u64 {
-        // SAFETY: the block contains no instruction.  It is not `pure`, so the compiler keeps it
+        // SAFETY: the block contains no instruction. It is not `pure`, so the compiler keeps it
         // between the instructions that read counters.
         unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
         word
     }
 }
 
-/// Loads that are correct only on x86.  Its total store order (SDM volume 3, 10.2.2) keeps loads in
+/// Loads that are correct only on x86. Its total store order (SDM volume 3, 10.2.2) keeps loads in
 /// the program's order, so that every load acquires, and aligned words are loaded at once (10.1.1).
 ///
 /// The loads are volatile, because compilers fold volatile loads into the instructions that use
-/// their values, and do not do so with atomic loads.  A volatile load of memory to which another
-/// thread of the same program stores would be a data race.  No thread of the program stores here:
+/// their values, and do not do so with atomic loads. A volatile load of memory to which another
+/// thread of the same program stores would be a data race. No thread of the program stores here:
 /// programs map these pages read-only, and the guest's kernel and the hypervisor write them.
 mod tso {
     use super::{AtomicU32, AtomicU64};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The reader of a thread's counters from pages that the caller has mapped.  It needs neither the
+//! The reader of a thread's counters from pages that the caller has mapped. It needs neither the
 //! standard library nor a system call.
 //!
 //! With `default-features = false` the crate has only this module and [`rdpmc`](crate::rdpmc),
-//! which need no operating system.  They are meant for runtimes, tracers and signal handlers that
-//! map the device themselves.  [`Session`](https://docs.rs/libperfctr-rs) reads by the same
+//! which need no operating system. They are meant for runtimes, tracers and signal handlers that
+//! map the device themselves. [`Session`](https://docs.rs/libperfctr-rs) reads by the same
 //! functions.
 #![expect(unsafe_code, reason = "an address becomes pages of a type")]
 
@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
         Self { first, vcpus, mapping: PhantomData }
     }
 
-    /// Reads the TSC and the first `counts.len()` counters.  The descriptor must be bound to the
+    /// Reads the TSC and the first `counts.len()` counters. The descriptor must be bound to the
     /// calling thread; otherwise the values have no meaning.
     ///
     /// # Errors
@@ -48,14 +48,14 @@ impl<'a> Reader<'a> {
         read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
-    /// Makes one attempt of [`read`](Self::read).  Returns the TSC, or `None` if the thread was
+    /// Makes one attempt of [`read`](Self::read). Returns the TSC, or `None` if the thread was
     /// disturbed or may not read directly.
     #[inline(always)]
     pub fn try_read(self, counts: &mut [u64]) -> Option<u64> {
         try_read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
-    /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC.  The
+    /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC. The
     /// snapshot's TSC has no meaning.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts named regions of a program.  A table at the end says how often each thread has executed
+//! Counts named regions of a program. A table at the end says how often each thread has executed
 //! each region, and what was counted in it.
 //!
 //! ```no_run
@@ -25,8 +25,8 @@
 //! and when it ends, and leaves out what it has executed between the two readings. The readings
 //! themselves are measured with empty regions, and subtracted.
 //!
-//! Regions may lie within one another, overlap, and be started again before they are stopped.  The
-//! table of a process has what all of its threads have counted, also those that have ended.  A
+//! Regions may lie within one another, overlap, and be started again before they are stopped. The
+//! table of a process has what all of its threads have counted, also those that have ended. A
 //! child that was forked begins with an empty table, and outside of all regions.
 
 use std::cell::RefCell;
@@ -81,7 +81,7 @@ pub struct Row {
     pub total: Vec<u64>,
     /// The events from its starts to its stops that were not in regions within it.
     pub own: Vec<u64>,
-    /// How many readings were disturbed.  Each adds a constant to the counts.
+    /// How many readings were disturbed. Each adds a constant to the counts.
     pub retries: u64,
 }
 
@@ -151,7 +151,7 @@ impl Shared {
         shared
     }
 
-    /// Makes this the state of the process `now`.  A forked child has no regions yet, and counts
+    /// Makes this the state of the process `now`. A forked child has no regions yet, and counts
     /// the events that were chosen for its parent.
     fn come_to(&mut self, now: Generation) {
         if self.generation != Some(now) {
@@ -247,7 +247,7 @@ impl Shared {
     }
 }
 
-/// Returns the error that a region was not started.  The error names the regions that were started.
+/// Returns the error that a region was not started. The error names the regions that were started.
 fn not_started(name: &str, pieces: &Pieces<Arc<str>>) -> Error {
     let open: Vec<String> = pieces.open().rev().map(|name| format!("`{}`", shown(name))).collect();
     let open = if open.is_empty() {
@@ -287,8 +287,8 @@ pub fn count(events: &[Event]) -> Result<(), Error> {
 /// # Errors
 ///
 /// The errors of [`Session::open`] and [`Session::start`], in the thread's first region.
-/// [`Error::AlreadyOpen`] says that something else counts this thread.  [`Error::Region`] says that
-/// the name is empty.  The errors of [`Session::read`]: regions that are open then end without
+/// [`Error::AlreadyOpen`] says that something else counts this thread. [`Error::Region`] says that
+/// the name is empty. The errors of [`Session::read`]: regions that are open then end without
 /// being counted.
 #[inline]
 pub fn start(name: &str) -> Result<(), Error> {

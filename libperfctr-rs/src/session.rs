@@ -23,7 +23,7 @@ use crate::provider::types::{Description, Notification, Provider, Taken};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Reading<const N: usize> {
-    /// How long the thread has executed, unit: ticks of [`Description::tsc_khz`].  With
+    /// How long the thread has executed, unit: ticks of [`Description::tsc_khz`]. With
     /// [`Provider::Tsc`] it is the TSC itself, which also goes on while the thread does not
     /// execute.
     pub tsc: u64,
@@ -103,7 +103,7 @@ impl<const N: usize> Counts<N> {
     }
 }
 
-/// Serialises arrays of any length.  serde itself only serialises arrays of up to 32 elements.
+/// Serialises arrays of any length. serde itself only serialises arrays of up to 32 elements.
 #[cfg(feature = "serde")]
 mod list {
     use serde::de::Error;
@@ -131,8 +131,8 @@ fn difference<const N: usize>(later: &[u64; N], earlier: &[u64; N]) -> [u64; N] 
 
 /// The calling thread's counters.
 ///
-/// A thread has at most one session, whichever provider it uses.  Dropping the session stops the
-/// counters.  A session cannot be sent to another thread, because a read reads the pages and
+/// A thread has at most one session, whichever provider it uses. Dropping the session stops the
+/// counters. A session cannot be sent to another thread, because a read reads the pages and
 /// counters of the thread that executes it:
 ///
 /// ```compile_fail,E0277
@@ -162,10 +162,10 @@ impl Session {
     }
 
     /// Opens the calling thread's counters at the first provider that has counters, in the order of
-    /// [`Provider`].  Nothing is counted yet.
+    /// [`Provider`]. Nothing is counted yet.
     ///
-    /// It is no error if a provider has no counters.  [`refusals`](Self::refusals) returns what
-    /// each of them has answered.  If no provider has counters, [`start`](Self::start) fails with
+    /// It is no error if a provider has no counters. [`refusals`](Self::refusals) returns what
+    /// each of them has answered. If no provider has counters, [`start`](Self::start) fails with
     /// these answers.
     ///
     /// # Errors
@@ -218,8 +218,8 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::NoCounters`], [`Error::TooManyCounters`], [`Error::EventNotAvailable`],
-    /// [`Error::Invalid`], or the kernel's error.  The kernel's error is [`Error::Refused`] if the
-    /// caller lacks a right.  After an error nothing has changed.
+    /// [`Error::Invalid`], or the kernel's error. The kernel's error is [`Error::Refused`] if the
+    /// caller lacks a right. After an error nothing has changed.
     pub fn start(&mut self, events: &[Event]) -> Result<(), Error> {
         if let Some(&event) = events.iter().find(|event| event.samples()) {
             return Err(Error::unavailable(event, "it samples, and no signal is given"));
@@ -227,16 +227,16 @@ impl Session {
         self.start_all(events, Notification::Signal(0))
     }
 
-    /// Starts to count like [`start`](Self::start).  Each overflow of an event that
+    /// Starts to count like [`start`](Self::start). Each overflow of an event that
     /// [samples](Event::every) raises `signal` in this thread.
     ///
-    /// At an overflow all counters pause, so that the work of sampling is not counted.  The TSC
-    /// goes on.  [`overflow`](crate::overflow) says how to receive the signal and how to let the
+    /// At an overflow all counters pause, so that the work of sampling is not counted. The TSC
+    /// goes on. [`overflow`](crate::overflow) says how to receive the signal and how to let the
     /// counters go on.
     ///
     /// # Errors
     ///
-    /// The errors of [`start`](Self::start).  [`Error::EventNotAvailable`] also says that the
+    /// The errors of [`start`](Self::start). [`Error::EventNotAvailable`] also says that the
     /// provider does not sample: only [`Provider::Paravirt`] does.
     pub fn start_sampling(&mut self, events: &[Event], signal: libc::c_int) -> Result<(), Error> {
         if !events.iter().any(|event| event.samples()) {
@@ -250,9 +250,9 @@ impl Session {
     }
 
     /// Gives the thread a ring with room for at least `room` records, each with at most `callers`
-    /// callers.  A thread gets at most one ring, and only while it counts nothing.
+    /// callers. A thread gets at most one ring, and only while it counts nothing.
     ///
-    /// The ring's memory cannot be swapped.  `RLIMIT_MEMLOCK` bounds the size of all rings of a
+    /// The ring's memory cannot be swapped. `RLIMIT_MEMLOCK` bounds the size of all rings of a
     /// user together.
     ///
     /// # Errors
@@ -265,7 +265,7 @@ impl Session {
         self.backend.paravirt().ok_or(none)?.records(room, callers)
     }
 
-    /// Starts to count like [`start`](Self::start).  The guest's kernel writes a record of each
+    /// Starts to count like [`start`](Self::start). The guest's kernel writes a record of each
     /// overflow of an event that [samples](Event::every) into the thread's [ring](Self::records),
     /// and sends no signal.
     ///
@@ -306,7 +306,7 @@ impl Session {
         self.backend.paravirt().map(|paravirt| Resumer::new(paravirt.device()))
     }
 
-    /// Stops counting.  The counts stay and can be read.
+    /// Stops counting. The counts stay and can be read.
     ///
     /// # Errors
     ///
@@ -338,7 +338,7 @@ impl Session {
         Ok(Reading { tsc, counts, retries, direct })
     }
 
-    /// Reads the first `N` counters without the TSC; all values are of one moment.  This is the
+    /// Reads the first `N` counters without the TSC; all values are of one moment. This is the
     /// reading that executes the fewest instructions.
     ///
     /// # Errors
@@ -351,15 +351,15 @@ impl Session {
         Ok(Counts { counts, retries, direct })
     }
 
-    /// Reads the first counters without the TSC, as many as `counts` has room for.  Returns the
+    /// Reads the first counters without the TSC, as many as `counts` has room for. Returns the
     /// number of discarded attempts.
     #[inline(always)]
     pub(crate) fn counts_alone(&self, counts: &mut [u64]) -> Result<u32, Error> {
         Ok(self.backend.counts(counts)?.retries)
     }
 
-    /// Reads the TSC and the first counters, as many as `counts` has room for.  All values are of
-    /// one moment.  It is for callers that learn the number of events only when they run.
+    /// Reads the TSC and the first counters, as many as `counts` has room for. All values are of
+    /// one moment. It is for callers that learn the number of events only when they run.
     ///
     /// The result says how the counters were read; its own list of counts is empty.
     ///
@@ -395,10 +395,10 @@ impl Session {
         Ok(Counts { counts: [], retries, direct })
     }
 
-    /// Reads the counters, calls `body`, and reads again.  Returns the second reading's retries,
+    /// Reads the counters, calls `body`, and reads again. Returns the second reading's retries,
     /// and whether both readings were made without a system call.
     ///
-    /// There is one compiled function for every body and every number of counters.  So it executes
+    /// There is one compiled function for every body and every number of counters. So it executes
     /// the same instructions between the two readings, whatever the body is.
     #[inline(never)]
     fn around(
@@ -412,7 +412,7 @@ impl Session {
         Ok(of_region(&first, &last))
     }
 
-    /// Returns the page that the guest kernel publishes for this thread.  It is meant for
+    /// Returns the page that the guest kernel publishes for this thread. It is meant for
     /// diagnosis.
     ///
     /// It is `None` in a forked child, and with other providers than [`Provider::Paravirt`].
@@ -420,7 +420,7 @@ impl Session {
         self.backend.paravirt()?.thread_page()
     }
 
-    /// Returns the page that the hypervisor publishes for vCPU `n`.  It is meant for diagnosis.
+    /// Returns the page that the hypervisor publishes for vCPU `n`. It is meant for diagnosis.
     ///
     /// It is `None` in a forked child, with other providers than [`Provider::Paravirt`], or if
     /// there is no such vCPU.

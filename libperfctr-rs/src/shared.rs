@@ -36,10 +36,10 @@ impl Shared {
     }
 }
 
-/// Starts to count these events of the calling thread, or shares the counting that already counts
-/// them.
+/// Starts to count these events of the calling thread. If the thread already shares a counting of
+/// the same events, returns that one in place of a new one.
 ///
-/// A thread can have only one session.  A library that counts and its caller, which counts too, can
+/// A thread can have only one session. A library that counts and its caller, which counts too, can
 /// both use that session if both get it from this function, with the same events in the same order.
 /// Counting stops when the last of them has dropped its [`Rc`].
 ///
@@ -61,7 +61,7 @@ impl Shared {
 ///
 /// # Errors
 ///
-/// The errors of [`start`].  [`Error::AlreadyOpen`] says that the thread has a session that is not
+/// The errors of [`start`]. [`Error::AlreadyOpen`] says that the thread has a session that is not
 /// shared, or one that counts other events.
 pub fn shared<const N: usize>(events: [Event; N]) -> Result<Rc<Counting<N>>, Error> {
     SHARED.with_borrow_mut(|shared| {

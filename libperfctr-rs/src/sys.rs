@@ -35,7 +35,7 @@ extern "C" fn count_fork() {
 impl Generation {
     /// Starts counting forks.
     ///
-    /// The count does not contain a child that a bare `clone` or `vfork` makes.  Such a child
+    /// The count does not contain a child that a bare `clone` or `vfork` makes. Such a child
     /// faults when it reads, because the kernel does not copy the mapping to it either.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ impl Device {
 
     fn ioctl(&self, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
         // SAFETY: the request's number contains the argument's size, which is the size of the type
-        // that `ioctl_read` or `ioctl_write` was given.  The device writes only to arguments that
+        // that `ioctl_read` or `ioctl_write` was given. The device writes only to arguments that
         // are borrowed mutably, and for these all bit patterns are valid.
         let result = unsafe { libc::ioctl(self.as_raw_fd(), request.into(), argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }

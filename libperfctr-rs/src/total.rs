@@ -16,7 +16,7 @@ pub struct Total {
     pub count: u64,
     /// How long the event was enabled, summed over all threads.
     pub enabled: Duration,
-    /// How long the event was counted, summed over all threads.  This is less than `enabled` if
+    /// How long the event was counted, summed over all threads. This is less than `enabled` if
     /// there were not enough counters.
     pub running: Duration,
 }
@@ -27,7 +27,7 @@ impl Total {
         Self { count, enabled, running }
     }
 
-    /// Returns the part of the time in which the event was counted.  It is 1 if it was always
+    /// Returns the part of the time in which the event was counted. It is 1 if it was always
     /// counted.
     pub fn share(&self) -> f64 {
         if self.running >= self.enabled {
@@ -36,7 +36,7 @@ impl Total {
         self.running.as_secs_f64() / self.enabled.as_secs_f64()
     }
 
-    /// Returns the count if the event was counted all the time.  Otherwise returns an estimate of
+    /// Returns the count if the event was counted all the time. Otherwise returns an estimate of
     /// that count, or `None` if the event was never counted.
     pub fn scaled(&self) -> Option<u64> {
         let share = self.share();

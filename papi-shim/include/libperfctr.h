@@ -3,7 +3,7 @@
  * Hardware performance counters, with the interface of perfctr 2.6's library.
  *
  * Functions that return an int return 0, or -1 with errno set; functions that
- * return a pointer return NULL with errno set.  Null pointers, closed handles
+ * return a pointer return NULL with errno set. Null pointers, closed handles
  * and whatever else is no open handle of the right kind are refused with EINVAL.
  * A handle must not be closed while another thread is in a call with it.
  */
@@ -43,7 +43,7 @@ unsigned long long vperfctr_read_tsc(const struct vperfctr *);
 unsigned long long vperfctr_read_pmc(const struct vperfctr *, unsigned int);
 /* Without a system call while the time-stamp counter is on. */
 int vperfctr_read_ctrs(const struct vperfctr *, struct perfctr_sum_ctrs *);
-/* Asks the kernel.  Either pointer may be NULL. */
+/* Asks the kernel. Either pointer may be NULL. */
 int vperfctr_read_state(const struct vperfctr *, struct perfctr_sum_ctrs *,
 			struct vperfctr_control *);
 int vperfctr_control(const struct vperfctr *, struct vperfctr_control *);
@@ -58,7 +58,7 @@ int vperfctr_unlink(const struct vperfctr *);
 void vperfctr_close(struct vperfctr *);
 
 /*
- * Another thread's counters.  It must be traced by the caller, and stopped.
+ * Another thread's counters. It must be traced by the caller, and stopped.
  */
 
 /* Creates them, in the thread with this id. */

@@ -4,7 +4,7 @@
  *
  * PAPI 7.2 writes an event's qualifiers anew at each lookup, in memory that all threads share and
  * without its lock (overwrite_qualifiers() in papi_internal.c): some runs of zero_pthreads end by
- * SIGSEGV or SIGABRT, on the bare machine, too.  PAPI itself stays as it is.
+ * SIGSEGV or SIGABRT, on the bare machine, too. PAPI itself stays as it is.
  */
 
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Prints how many instructions one reading costs, by counting them between two readings: the least
- * of many, so that nothing else has happened in between.  With -DPERFCTR the reading is the C
+ * of many, so that nothing else has happened in between. With -DPERFCTR the reading is the C
  * library's, else PAPI's, whatever counters it uses.
  */
 

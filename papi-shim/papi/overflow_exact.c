@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Threads that sample with PAPI, each at a threshold of its own, know beforehand how many overflows
- * they will see and what they will have counted in the end.  Neither may be off by one.
+ * they will see and what they will have counted in the end. Neither may be off by one.
  *
  * What PAPI itself executes while the counters count is found out first: between starting and
- * reading, for each overflow, and by a reading that was disturbed and begins anew.  The handler
+ * reading, for each overflow, and by a reading that was disturbed and begins anew. The handler
  * is not counted, because an overflow pauses the counters; on perf's events the first does not.
  */
 

@@ -18,9 +18,9 @@ preloaded=$(ls /work/papi/preloaded.so 2>/dev/null)
 OMP_WAIT_POLICY=passive
 OMP_NUM_THREADS=2
 export PATH LD_LIBRARY_PATH LD_BIND_NOW OMP_WAIT_POLICY OMP_NUM_THREADS
-# Debian keeps perf events from everybody but the superuser, and PAPI takes its word for it.
+# With Debian's setting (3) PAPI assumes that even root may not use perf events.
 echo -1 >/proc/sys/kernel/perf_event_paranoid
-# Nor shall it find that an emulated CPU takes too long over its interrupts, and hold back some.
+# The kernel must not throttle sampling because an emulated CPU takes long for its interrupts.
 echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent
 
 while [ "$load" -gt 0 ]; do

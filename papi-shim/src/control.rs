@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Converts configurations between perfctr's arrays and the device's structures.
 //!
-//! The kernel checks event selects and counters.  Only what the device's structures express
+//! The kernel checks event selects and counters. Only what the device's structures express
 //! differently is decided here: the interrupt bit and `ireset` become a counter's mode and period.
 
 use shared_abi::arch::EVNTSEL_INT;

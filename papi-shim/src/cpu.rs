@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Determines perfctr's type of the CPU, and what follows from it.
 //!
-//! Programs choose event numbers by the type, and PAPI's tables end at Westmere and Family 10h.  A
+//! Programs choose event numbers by the type, and PAPI's tables end at Westmere and Family 10h. A
 //! CPU that perfctr does not know is a generic one, for which no program has numbers: the numbers
 //! of another CPU could silently count something other than their names say.
 //!

@@ -2,8 +2,8 @@
 //! Handles, which C holds as pointers to opaque structures.
 //!
 //! They are not real pointers: a handle consists of a place in a table and the number of uses of
-//! that place.  So any value that C passes can be checked, and a closed handle never names what is
-//! opened at its place later.  Looking one up takes no lock, since overflow handlers do it.
+//! that place. So any value that C passes can be checked, and a closed handle never names what is
+//! opened at its place later. Looking one up takes no lock, since overflow handlers do it.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -157,7 +157,7 @@ impl<T: Held> Handle<T> {
         if place.open.load(Ordering::Acquire) != self.bits {
             return Err(Errno::INVAL);
         }
-        // SAFETY: an open handle's content is there and does not change.  That C closes no handle
+        // SAFETY: an open handle's content is there and does not change. That C closes no handle
         // in the middle of another call with it is the one thing that the header asks.
         act(unsafe { (*place.content.get()).assume_init_ref() })
     }

@@ -141,7 +141,7 @@ impl Thread {
 
     /// Reads the calling thread's sums in the cheapest way: one attempt, on pages that are mapped.
     ///
-    /// If that fails, the slower way is a tail call, so that no registers are saved for it.  A
+    /// If that fails, the slower way is a tail call, so that no registers are saved for it. A
     /// single counter, the usual case, is read without a loop.
     #[inline(always)]
     fn read(&self, sums: &mut SumCtrs) -> c_int {
@@ -171,7 +171,7 @@ impl Thread {
         }
     }
 
-    /// Reads what the fast way could not.  While an overflow has paused the counters, only the TSC
+    /// Reads what the fast way could not. While an overflow has paused the counters, only the TSC
     /// is returned.
     #[cold]
     #[inline(never)]

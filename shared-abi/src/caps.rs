@@ -45,7 +45,7 @@ pub const CAPS_SHARED_MASKS: u32 = 1 << 8;
 pub struct PmuCaps {
     /// The vendor whose event numbers the PMU uses: `VENDOR_*`.
     pub vendor: u32,
-    /// Version of Intel's architectural performance monitoring; 0 on AMD.  It is only displayed: no
+    /// Version of Intel's architectural performance monitoring; 0 on AMD. It is only displayed: no
     /// decision depends on it.
     pub version: u32,
     /// `CAPS_*` bits.
@@ -111,7 +111,7 @@ impl From<&PmuCaps> for WireCaps {
 }
 
 impl PmuCaps {
-    /// Decodes capabilities from another privilege level.  Returns `None` if no PMU can have them.
+    /// Decodes capabilities from another privilege level. Returns `None` if no PMU can have them.
     pub fn from_wire(wire: &WireCaps) -> Option<Self> {
         if wire.general as usize > MAX_GENERAL || wire.fixed as usize > MAX_FIXED {
             return None;

@@ -5,7 +5,7 @@
 //! in [`arch`](crate::arch)).
 //!
 //! The guest kernel validates a configuration before it stores it, and the hypervisor validates it
-//! again before it programs it.  Both call [`Config::new`], each on a private copy.
+//! again before it programs it. Both call [`Config::new`], each on a private copy.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -36,8 +36,8 @@ pub struct CounterConfig {
     pub mode: u32,
     /// The event select, which says what the counter counts.
     pub evntsel: u64,
-    /// Unit: events.  In an ioctl this is the period.  In a hypercall it is the distance to the
-    /// next overflow, which happens once.  It must be 0 in [`MODE_COUNTING`].
+    /// Unit: events. In an ioctl this is the period. In a hypercall it is the distance to the
+    /// next overflow, which happens once. It must be 0 in [`MODE_COUNTING`].
     pub period: u64,
     /// Must be 0.
     pub reserved: u64,
@@ -171,7 +171,7 @@ impl Config {
         self.evntsel.get(slot.index()).copied().unwrap_or(0)
     }
 
-    /// Returns a mask of the slots that count in a mode.  `ring` is the mode's bit of an event
+    /// Returns a mask of the slots that count in a mode. `ring` is the mode's bit of an event
     /// select. If it has both bits, the mask has the slots that count in either mode.
     pub fn slots_in_ring(&self, ring: u64) -> u32 {
         slots_of(self.slots)
@@ -202,7 +202,7 @@ impl Config {
     /// Returns the configuration that counts what both count, or `None` if they use the same
     /// counter for different events.
     ///
-    /// A counter interrupts if it interrupts in one of them.  If it interrupts in both, it does so
+    /// A counter interrupts if it interrupts in one of them. If it interrupts in both, it does so
     /// after the shorter distance.
     pub fn joined(&self, other: &Config) -> Option<Config> {
         let mut both = *self;
@@ -221,7 +221,7 @@ impl Config {
         Some(both)
     }
 
-    /// Returns the same configuration without the slots in the mask `slots`.  No counter of the
+    /// Returns the same configuration without the slots in the mask `slots`. No counter of the
     /// result interrupts.
     #[must_use]
     pub fn only_counting_without(&self, slots: u32) -> Config {

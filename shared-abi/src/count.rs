@@ -6,9 +6,9 @@
 //! Log_thread(t) = Sum_thread + (Phys*(t) - Start*_thread)    the guest kernel owns them
 //! ```
 //!
-//! The glossary defines these words.  Hardware counters are narrower than 64 bits and wrap, so
-//! `Phys - Start` is a difference modulo 2^width.  The difference is correct as long as fewer than
-//! 2^width events happen between two folds.  Sums are 64 bits wide and are only ever compared by
+//! The glossary defines these words. Hardware counters are narrower than 64 bits and wrap, so
+//! `Phys - Start` is a difference modulo 2^width. The difference is correct as long as fewer than
+//! 2^width events happen between two folds. Sums are 64 bits wide and are only ever compared by
 //! their difference.
 //!
 //! Source: Nikolaev and Back, "Perfctr-Xen", VEE 2011, section 3.
@@ -36,7 +36,7 @@ impl CounterWidth {
 
 /// Returns `Phys*`: the events of this vCPU up to the moment when the hardware counter held `raw`.
 ///
-/// `mask` is the counter's [`CounterWidth::mask`], or 0 for a counter that is not running now.  The
+/// `mask` is the counter's [`CounterWidth::mask`], or 0 for a counter that is not running now. The
 /// result is then `sum`.
 #[inline(always)]
 pub const fn phys_star(sum: u64, start: u64, mask: u64, raw: u64) -> u64 {

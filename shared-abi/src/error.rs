@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Error numbers that cross a boundary.
 //!
-//! A hypercall or ioctl that fails returns a negative error number.  Xen and Linux use the same
+//! A hypercall or ioctl that fails returns a negative error number. Xen and Linux use the same
 //! numbers, so one table serves both.
 
 use core::fmt;
@@ -45,7 +45,7 @@ errnos! {
     BUSY = 16, "EBUSY";
     /// The thread already has counters, or the vCPU already has a page.
     EXIST = 17, "EEXIST";
-    /// There are no usable counters: the driver is off.  The host's console log has the reason.
+    /// There are no usable counters: the driver is off. The host's console log has the reason.
     NODEV = 19, "ENODEV";
     /// The argument is malformed.
     INVAL = 22, "EINVAL";

@@ -5,7 +5,7 @@ use crate::arch;
 use crate::slot::PhysSlot;
 
 /// An event that processors of every vendor can count, though each vendor has its own number for
-/// it.  The values are Linux's (`PERF_COUNT_HW_*` of `linux/perf_event.h`).
+/// it. The values are Linux's (`PERF_COUNT_HW_*` of `linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Generic {
@@ -23,7 +23,7 @@ pub enum Generic {
     BranchMisses = 5,
     /// Cycles of the bus, or of another clock that does not follow the core's.
     BusCycles = 6,
-    /// Cycles while not halted of a clock with the frequency of the TSC.
+    /// Cycles of a clock with the frequency of the TSC, while not halted.
     ReferenceCycles = 9,
 }
 
@@ -50,7 +50,7 @@ impl Generic {
     }
 
     /// Returns the event's number and unit mask for a general counter, in the form of an event
-    /// select.  Returns `None` if the vendor's processors do not share a number for it.
+    /// select. Returns `None` if the vendor's processors do not share a number for it.
     pub const fn select(self, vendor: u32) -> Option<u64> {
         arch::events::select(self, vendor)
     }

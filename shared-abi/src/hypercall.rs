@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The hypercall `perfctr_op(op, argument, length)`.
 //!
-//! `argument` points to `length` bytes in the caller's memory.  The length must be the structure's;
-//! for [`OP_LOAD`] it must be [`HvLoad::bytes`] of the counters that are passed.  The result is 0
+//! `argument` points to `length` bytes in the caller's memory. The length must be the structure's;
+//! for [`OP_LOAD`] it must be [`HvLoad::bytes`] of the counters that are passed. The result is 0
 //! or a negative [`Errno`](crate::Errno); after an error nothing has changed.
 //!
 //! | op | argument | who | errors besides `EFAULT` and `EINVAL` (length, reserved fields) |
@@ -26,7 +26,7 @@
 //! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV`, `EBUSY` and `ESTALE` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
-//! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
+//! If the driver is off, every operation returns `ENODEV`. A hypervisor without the driver returns
 //! `ENOSYS`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -47,9 +47,9 @@ pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
 /// KVM. With the delivery mode NMI, processors ignore the vector (SDM volume 3, local vector
 /// table).
 ///
-/// The VMM saves and restores the vector together with the entry.  It tells the driver that this
-/// guest knows the meaning of the NMI after a restoration.  Another kernel would take that NMI for
-/// a fault of the machine.
+/// The VMM saves and restores the vector together with the entry. The vector tells the driver that
+/// this guest knows the meaning of the NMI after a restoration. Another kernel would take that NMI
+/// for a fault of the machine.
 pub const KVM_LVTPC_VECTOR: u32 = 0x50;
 
 /// The guest and the hypervisor exchange their ABI versions, and the guest learns what the PMU can
@@ -61,7 +61,7 @@ pub const OP_REGISTER: u32 = 1;
 pub const OP_UNREGISTER: u32 = 2;
 /// The hypervisor programs a configuration for the calling vCPU in place of the previous one.
 pub const OP_LOAD: u32 = 3;
-/// The hypervisor removes the calling vCPU's configuration.  The sums in its page stay.
+/// The hypervisor removes the calling vCPU's configuration. The sums in its page stay.
 pub const OP_STOP: u32 = 4;
 /// The control domain allows a domain to count, perhaps within limits, or forbids it.
 pub const OP_DOMAIN: u32 = 5;
@@ -82,13 +82,13 @@ pub const OP_PROFILE_START: u32 = 9;
 /// The control domain takes the oldest samples of one physical CPU. This renews the lease: the
 /// driver stops by itself [`PROFILE_LEASE_MS`] after the last such call.
 pub const OP_PROFILE_READ: u32 = 10;
-/// The control domain ends sampling.  Samples that it has not taken are lost.
+/// The control domain ends sampling. Samples that it has not taken are lost.
 pub const OP_PROFILE_STOP: u32 = 11;
 
 /// How long the driver samples after the control domain has last asked for samples, unit:
 /// milliseconds.
 pub const PROFILE_LEASE_MS: u64 = 2_000;
-/// The shortest [`HvProfile::period`].  A sample costs the hypervisor some hundred instructions.
+/// The shortest [`HvProfile::period`]. A sample costs the hypervisor some hundred instructions.
 pub const PROFILE_PERIOD_MIN: u64 = 10_000;
 
 /// The control domain makes the driver account events to vCPUs from now on.
@@ -103,7 +103,7 @@ pub const OP_ACCOUNTS_STOP: u32 = 14;
 /// records the vCPU's branches of the kinds in the argument.
 ///
 /// It records until the next such call, or until the page is no longer registered or the domain may
-/// no longer count.  Sums and configuration do not change.
+/// no longer count. Sums and configuration do not change.
 pub const OP_RECORD: u32 = 15;
 /// The guest asks for the last branches that the calling vCPU took before one of its counters
 /// overflowed.
@@ -112,7 +112,7 @@ pub const OP_BRANCHES: u32 = 16;
 /// The control domain asks for a list of the domains, and which of them may count.
 pub const OP_DOMAINS: u32 = 17;
 
-/// The operations on the whole host.  Any domain but the control domain gets `EPERM` for them.
+/// The operations on the whole host. Any domain but the control domain gets `EPERM` for them.
 pub const HOST_OPS: [u32; 9] = [
     OP_DOMAIN,
     OP_STATS,
@@ -135,9 +135,9 @@ pub const ACCOUNTS_LEASE_MS: u64 = 10_000;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen uses for nothing else.
 ///
-/// The interrupt only says that some counter of the vCPU has overflowed.  The counter may belong to
-/// a thread that is suspended by now.  The guest finds the counter by the counts of its threads: a
-/// counter has overflowed as often as its period fits into its count.  [`OP_DOMAIN`] sends the same
+/// The interrupt only says that some counter of the vCPU has overflowed. The counter may belong to
+/// a thread that is suspended by now. The guest finds the counter by the counts of its threads: a
+/// counter has overflowed as often as its period fits into its count. [`OP_DOMAIN`] sends the same
 /// interrupt if it changes whether the domain may count.
 pub const VIRQ_NUMBER: u32 = 20;
 
@@ -152,9 +152,9 @@ pub const FEATURE_BRANCHES: u32 = 1 << 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HvQuery {
-    /// In: the guest's major version.  Out: the hypervisor's major version.
+    /// In: the guest's major version. Out: the hypervisor's major version.
     pub abi_major: u32,
-    /// In: the guest's minor version.  Out: the hypervisor's minor version.
+    /// In: the guest's minor version. Out: the hypervisor's minor version.
     pub abi_minor: u32,
     /// Out: `FEATURE_*` bits.
     pub features: u32,
@@ -183,7 +183,7 @@ layout!(HvQuery, "perfctr_hv_query", 64, {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HvRegister {
-    /// Guest frame number of the page.  For a PV guest this is a machine frame number.
+    /// Guest frame number of the page. For a PV guest this is a machine frame number.
     pub gfn: u64,
     /// The observer that may read the page and the counters of this vCPU; the guest chooses the
     /// number. The driver first clears what the counters hold of another observer's events.
@@ -231,15 +231,15 @@ impl HvLoad {
 pub struct HvDomain {
     /// The domain's number.
     pub domid: u32,
-    /// 1 to allow the domain to count, 0 to forbid it.  A domain that is forbidden to count stops
+    /// 1 to allow the domain to count, 0 to forbid it. A domain that is forbidden to count stops
     /// at once.
     pub enabled: u32,
     /// The most counters that the domain may have loaded on a vCPU, or 0 for all counters. It gets
     /// the general counters first, and then the fixed ones. It must be 0 if the domain is
     /// forbidden.
     pub counters_max: u32,
-    /// The most overflows that interrupt in a millisecond, for each vCPU of the domain, or 0.  The
-    /// host's own limit holds as well.  It must be 0 if the domain is forbidden.
+    /// The most overflows that interrupt in a millisecond, for each vCPU of the domain, or 0. The
+    /// host's own limit holds as well. It must be 0 if the domain is forbidden.
     pub overflows_per_ms: u32,
 }
 
@@ -263,7 +263,7 @@ pub const DOMAINS_MAX: usize = 47;
 pub struct HvDomains {
     /// In: the first domain that is wanted.
     pub first: u32,
-    /// Out: the number of domains that follow.  If it is [`DOMAINS_MAX`], there may be more.
+    /// Out: the number of domains that follow. If it is [`DOMAINS_MAX`], there may be more.
     pub count: u32,
     /// Out: the domains in the order of their numbers.
     pub domain: [HvDomain; DOMAINS_MAX],
@@ -275,7 +275,7 @@ layout!(HvDomains, "perfctr_hv_domains", 760, {
     8 domain: "struct perfctr_hv_domain" [DOMAINS_MAX],
 });
 
-/// [`HvPlace::mode`]: the place is not known.  Either the counter has not overflowed since it was
+/// [`HvPlace::mode`]: the place is not known. Either the counter has not overflowed since it was
 /// loaded, or the guest has already asked for the place of that overflow.
 pub const PLACE_NONE: u32 = 0;
 /// [`HvPlace::mode`]: the vCPU was in the guest's user mode.
@@ -285,7 +285,7 @@ pub const PLACE_KERNEL: u32 = 2;
 
 /// Argument of [`OP_PLACE`].
 ///
-/// The driver notes the registers when it sees the overflow.  That is at the overflow's interrupt,
+/// The driver notes the registers when it sees the overflow. That is at the overflow's interrupt,
 /// or, if it comes first, when the vCPU leaves its physical CPU or the mode in which it counted.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -294,7 +294,7 @@ pub const PLACE_KERNEL: u32 = 2;
 pub struct HvPlace {
     /// In: the counter's slot.
     pub slot: u32,
-    /// Out: a `PLACE_*` number.  If it is [`PLACE_NONE`], the other outputs are 0.
+    /// Out: a `PLACE_*` number. If it is [`PLACE_NONE`], the other outputs are 0.
     pub mode: u32,
     /// Out: the instruction pointer, which is the address of the next instruction.
     pub ip: u64,
@@ -331,7 +331,7 @@ pub const BRANCHES_RELATIVE_JUMPS: u32 = 1 << 7;
 
 /// The bits of [`HvRecord::filter`] that select modes.
 pub const BRANCHES_MODES: u32 = BRANCHES_USER | BRANCHES_KERNEL;
-/// The bits of [`HvRecord::filter`] that select kinds of branches.  No bit selects far branches,
+/// The bits of [`HvRecord::filter`] that select kinds of branches. No bit selects far branches,
 /// because they lead to the hypervisor or come from it.
 pub const BRANCHES_KINDS: u32 = BRANCHES_CONDITIONAL
     | BRANCHES_RELATIVE_CALLS
@@ -394,7 +394,7 @@ pub const BRANCHES_MAX: usize = 16;
 pub struct HvBranches {
     /// In: the counter's slot.
     pub slot: u32,
-    /// Out: the number of branches that follow.  It is 0 if the counter has not overflowed since it
+    /// Out: the number of branches that follow. It is 0 if the counter has not overflowed since it
     /// was loaded, if the guest has already asked, or if another counter has overflowed meanwhile.
     pub count: u32,
     /// Out: the branches, the latest first.
@@ -420,7 +420,7 @@ pub struct HvProfile {
     /// A sample is taken after this many events on each physical CPU, at least
     /// [`PROFILE_PERIOD_MIN`].
     pub period: u64,
-    /// Bit n stands for physical CPU n.  All bits together also stand for those from number 64 on.
+    /// Bit n stands for physical CPU n. All bits together also stand for those from number 64 on.
     pub cpus: u64,
     /// 0, or [`PROFILE_AT_GUESTS`].
     pub flags: u64,
@@ -460,7 +460,7 @@ pub struct HvSample {
     pub domain: u32,
     /// The number of that vCPU in its domain.
     pub vcpu: u32,
-    /// [`PLACE_USER`], [`PLACE_KERNEL`] or [`SAMPLE_HYPERVISOR`].  With [`PROFILE_AT_GUESTS`] also
+    /// [`PLACE_USER`], [`PLACE_KERNEL`] or [`SAMPLE_HYPERVISOR`]. With [`PROFILE_AT_GUESTS`] also
     /// [`SAMPLE_FOR_KERNEL`] or [`SAMPLE_FOR_USER`].
     pub mode: u32,
     /// The physical CPU.
@@ -485,7 +485,7 @@ pub const SAMPLES_MAX: usize = 23;
 pub struct HvSamples {
     /// In: the physical CPU.
     pub cpu: u32,
-    /// Out: the number of samples that follow.  If it is [`SAMPLES_MAX`], there may be more.
+    /// Out: the number of samples that follow. If it is [`SAMPLES_MAX`], there may be more.
     pub count: u32,
     /// Out: the number of samples of that physical CPU that were lost since the start. A sample is
     /// lost if the ring is full, or if its period ends before the previous sample was taken.
@@ -530,16 +530,17 @@ pub const ACCOUNT_UNDIVIDED: u32 = 1 << 0;
 pub struct HvAccount {
     /// The vCPU's domain, such as 32767 for the idle domain.
     pub domain: u32,
-    /// The number of the vCPU in its domain.  An idle one has the number of its physical CPU.
+    /// The number of the vCPU in its domain. An idle one has the number of its physical CPU.
     pub vcpu: u32,
     /// `ACCOUNT_*` bits.
     pub flags: u32,
     /// Always 0.
     pub reserved: u32,
-    /// The events while the vCPU executed its own code, in its kernel and in its user mode.
+    /// The events of the vCPU's own code, in its kernel and in its user mode. With
+    /// [`ACCOUNT_UNDIVIDED`], only those in user mode.
     pub executed: u64,
-    /// The events while the hypervisor executed and the vCPU was current, for whatever purpose. A
-    /// switch of vCPUs counts as work for the one that is switched in.
+    /// The events of the hypervisor while the vCPU was current, for whatever purpose the hypervisor
+    /// executed. What it executes to switch to a vCPU is in the account of that vCPU.
     pub hypervisor: u64,
 }
 
@@ -561,10 +562,10 @@ pub const ACCOUNTS_MAX: usize = 23;
 pub struct HvAccounts {
     /// In: the first domain that is wanted.
     pub domain: u32,
-    /// In: the first vCPU of this domain that is wanted.  If both are 0, every account is brought
+    /// In: the first vCPU of this domain that is wanted. If both are 0, every account is brought
     /// up to this moment before any is read.
     pub vcpu: u32,
-    /// Out: the number of accounts that follow.  If it is [`ACCOUNTS_MAX`], there may be more, from
+    /// Out: the number of accounts that follow. If it is [`ACCOUNTS_MAX`], there may be more, from
     /// the vCPU after the last one on.
     pub count: u32,
     /// Must be 0.

@@ -22,16 +22,16 @@
 //! | [`IOC_CPU_READ`] | [`CpuState`], in and out | `EPERM` not privileged; `EINVAL` no such CPU |
 //!
 //! `IOC_CPU_CONTROL` and `IOC_CPU_START` return the number of CPUs that have something to count;
-//! all other ioctls return 0.  Threads and whole CPUs do not count at the same time: threads get no
+//! all other ioctls return 0. Threads and whole CPUs do not count at the same time: threads get no
 //! counters while CPUs count, and CPUs do not start while threads have counters (`EBUSY`).
 //!
 //! A thread may operate its own counters, and its tracer may operate them while the thread is
-//! stopped (`ptrace(2)`).  The module checks a tracer's request at once.  The request takes effect
+//! stopped (`ptrace(2)`). The module checks a tracer's request at once. The request takes effect
 //! before the thread executes another instruction in user mode.
 //!
 //! The mapping has `1 + Info::vcpus` pages at offset 0: the thread's page, then one page of each
-//! vCPU.  It must be shared and read-only (else `EPERM`).  A ring has a mapping of its own, see
-//! [`ring`](crate::ring).  poll(2) says `POLLIN` while a ring is full to its watermark, and
+//! vCPU. It must be shared and read-only (else `EPERM`). A ring has a mapping of its own, see
+//! [`ring`](crate::ring). poll(2) says `POLLIN` while a ring is full to its watermark, and
 //! `POLLHUP` when the thread's counters are unlinked.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -62,31 +62,31 @@ pub const IOC_INFO: u32 = ioc(READ, 0x40, size_of::<Info>());
 pub const IOC_CREATE: u32 = ioc(WRITE, 0x41, size_of::<Create>());
 /// The module binds the descriptor to the counters that a thread has.
 pub const IOC_OPEN: u32 = ioc(WRITE, 0x42, size_of::<Create>());
-/// The caller sets what is counted, and counting starts.  With no counters and no TSC, counting
+/// The caller sets what is counted, and counting starts. With no counters and no TSC, counting
 /// stops.
 pub const IOC_CONTROL: u32 = ioc(WRITE, 0x43, size_of::<Control>());
 /// The caller reads all sums.
 pub const IOC_READ: u32 = ioc(READ, 0x44, size_of::<Sums>());
 /// The caller reads the last [`Control`] that was set.
 pub const IOC_READ_CONTROL: u32 = ioc(READ, 0x45, size_of::<Control>());
-/// The module stops the counters and takes them from their thread.  Their sums stay readable.
+/// The module stops the counters and takes them from their thread. Their sums stay readable.
 pub const IOC_UNLINK: u32 = ioc(0, 0x46, 0);
 /// Counters that an overflow has paused go on.
 pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
-/// The module gives the calling thread a ring for samples.  A thread gets at most one ring.
+/// The module gives the calling thread a ring for samples. A thread gets at most one ring.
 pub const IOC_RING: u32 = ioc(WRITE, 0x48, size_of::<RingRequest>());
-/// The caller says how many records of the ring it has taken.  The module reuses their places.
+/// The caller says how many records of the ring it has taken. The module reuses their places.
 pub const IOC_RING_TAKE: u32 = ioc(WRITE, 0x49, size_of::<u64>());
-/// The caller sets what one CPU counts, whatever thread executes on it.  Its sums start from 0.
+/// The caller sets what one CPU counts, whatever thread executes on it. Its sums start from 0.
 pub const IOC_CPU_CONTROL: u32 = ioc(WRITE, 0x50, size_of::<CpuState>());
 /// Counting starts on all CPUs for which something was set.
 pub const IOC_CPU_START: u32 = ioc(0, 0x51, 0);
-/// Counting stops on all CPUs.  The sums stay.
+/// Counting stops on all CPUs. The sums stay.
 pub const IOC_CPU_STOP: u32 = ioc(0, 0x52, 0);
 /// The caller reads one CPU's [`Control`] and sums.
 pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
 
-/// The `si_code` of an overflow's signal.  The word behind it has the bit of each counter that has
+/// The `si_code` of an overflow's signal. The word behind it has the bit of each counter that has
 /// overflowed set; the bits are in the order of [`Control::counter`].
 pub const SIGNAL_CODE: i32 = b'P' as i32;
 
@@ -174,20 +174,20 @@ pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 pub const CONTROL_KEEP_PERIOD: u32 = 1 << 3;
 
 /// [`Control::flags`]: an overflow writes a record into the thread's ring, sends no signal, and
-/// does not pause the counters.  The thread must have a ring (else `ENXIO`).  At least one counter
+/// does not pause the counters. The thread must have a ring (else `ENXIO`). At least one counter
 /// must sample, and [`Control::signal`] must be 0 (else `EINVAL`).
 pub const CONTROL_RING: u32 = 1 << 4;
 
 /// Argument of [`IOC_CONTROL`].
 ///
-/// The sum of a counter whose bit in `preserve` is clear starts from 0.  The TSC's sum starts from
-/// 0 unless the TSC was counted and stays counted, or [`CONTROL_KEEP_TSC`] is set.  With no
+/// The sum of a counter whose bit in `preserve` is clear starts from 0. The TSC's sum starts from
+/// 0 unless the TSC was counted and stays counted, or [`CONTROL_KEEP_TSC`] is set. With no
 /// counters and no TSC everything stops and all sums stay.
 ///
 /// A sampling counter overflows whenever its count since this call reaches a multiple of its
-/// period.  With [`CONTROL_KEEP_PERIOD`] the count begins with the call that began the period.  At
-/// an overflow all counters pause, the TSC goes on, and the thread gets the signal.  The counters
-/// count nothing until [`IOC_RESUME`] lets them go on.  With [`CONTROL_RING`] they do not pause.
+/// period. With [`CONTROL_KEEP_PERIOD`] the count begins with the call that began the period. At
+/// an overflow all counters pause, the TSC goes on, and the thread gets the signal. The counters
+/// count nothing until [`IOC_RESUME`] lets them go on. With [`CONTROL_RING`] they do not pause.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Control {
@@ -197,7 +197,7 @@ pub struct Control {
     pub counters: u32,
     /// One bit for each element of `counter`; the sum of an element whose bit is set is kept.
     pub preserve: u32,
-    /// The signal that the thread gets at an overflow.  It must be 0 if no counter samples, and
+    /// The signal that the thread gets at an overflow. It must be 0 if no counter samples, and
     /// with [`CONTROL_RING`].
     pub signal: u32,
     /// The counters, in the order in which [`Sums::counter`] gives their sums.
@@ -223,7 +223,7 @@ layout!(Control, "perfctr_control_arg", 608, {
 pub struct Sums {
     /// The TSC's sum, unit: TSC ticks.
     pub tsc: u64,
-    /// The counters' sums, unit: events.  Those of counters that are not in use are 0.
+    /// The counters' sums, unit: events. Those of counters that are not in use are 0.
     pub counter: [u64; MAX_COUNTERS],
 }
 
@@ -240,7 +240,7 @@ pub struct CpuState {
     pub cpu: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// What the CPU counts.  `CONTROL_CLOEXEC` and `preserve` have no meaning here.
+    /// What the CPU counts. `CONTROL_CLOEXEC` and `preserve` have no meaning here.
     pub control: Control,
     /// Out: the CPU's sums.
     pub sums: Sums,

@@ -19,7 +19,7 @@ pub struct Struct {
     pub(crate) fields: &'static [Field],
 }
 
-/// Returns a field's name in C.  `names` has the field's name in Rust. If its name in C differs,
+/// Returns a field's name in C. `names` has the field's name in Rust. If its name in C differs,
 /// that follows.
 pub(crate) const fn c_name(names: &[&'static str]) -> &'static str {
     match names {
@@ -56,7 +56,7 @@ macro_rules! layout {
     };
 }
 
-/// Does the same as [`layout!`] for memory that several privilege levels use at the same time.  It
+/// Does the same as [`layout!`] for memory that several privilege levels use at the same time. It
 /// does not compile unless every field is [`Shared`](crate::sync::Shared).
 macro_rules! shared_layout {
     ($ty:ident, $c_name:literal, $size:expr, {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! This crate holds only what two privilege levels must agree on.
 //!
-//! A counter's value is composed at two levels (see [`count`]).  The hypervisor publishes one
+//! A counter's value is composed at two levels (see [`count`]). The hypervisor publishes one
 //! [`VcpuPage`] for each virtual CPU, and the guest kernel publishes one [`ThreadPage`] for each
-//! monitored thread.  A thread reads both pages and the counter itself without a system call
-//! ([`read`]).  Configurations reach the hypervisor through the arguments of an [`ioctl`] and a
+//! monitored thread. A thread reads both pages and the counter itself without a system call
+//! ([`read`]). Configurations reach the hypervisor through the arguments of an [`ioctl`] and a
 //! [`hypercall`]; each side validates them as a [`Config`].
 //!
 //! The crate is `no_std` and free of unsafe code: the same functions run in the hypervisor, in the
 //! guest kernel, in the user library and in the simulator.
 //!
-//! The file `include/perfctr_abi.h` declares everything here for C.  [`c_header`] generates it.
+//! The file `include/perfctr_abi.h` declares everything here for C. [`c_header`] generates it.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

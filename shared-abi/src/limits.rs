@@ -6,10 +6,10 @@ use crate::arch;
 /// Size of each shared page in bytes: one page frame.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Maximal number of virtual counters of one thread.  perfctr's C structures hold 18, too.
+/// Maximal number of virtual counters of one thread. perfctr's C structures hold 18, too.
 pub const MAX_COUNTERS: usize = 18;
 
-/// Number of general-purpose counters that a page has room for.  The book's decision record 27 says
+/// Number of general-purpose counters that a page has room for. The book's decision record 27 says
 /// how the ABI's next major number makes room for more.
 pub const MAX_GENERAL: usize = 16;
 
@@ -29,12 +29,12 @@ pub const PERIOD_EVENTS_MAX: u64 = arch::PRESET_EVENTS_MAX;
 /// Maximal number of pages of one thread's ring for samples.
 pub const RING_PAGES_MAX: u32 = 64;
 
-/// Maximal number of callers that a record can have room for.  A record then takes a quarter of a
+/// Maximal number of callers that a record can have room for. A record then takes a quarter of a
 /// page.
 pub const RING_CALLERS_MAX: u32 = 124;
 
 /// Number of attempts after which a direct read gives up with an error.
 ///
-/// An attempt takes some tens of instructions.  Even on a vCPU that is preempted every millisecond,
-/// at least one of two attempts completes.  A hundred failures in a row mean a broken page.
+/// An attempt takes some tens of instructions. Even on a vCPU that is preempted every millisecond,
+/// at least one of two attempts completes. A hundred failures in a row mean a broken page.
 pub const READ_ATTEMPTS_MAX: u32 = 100;

@@ -33,12 +33,11 @@ pub trait Counters {
     /// Reads the clock after all earlier instructions have completed.
     fn clock(&self) -> u64;
 
-    /// Reads a hardware counter as a part of a read with this stamp.  If the CPU does not let the
+    /// Reads a hardware counter as a part of a read with this stamp. If the CPU does not let the
     /// caller read counters, the value has no meaning, and the stamp becomes [one that is never
     /// valid](Stamp::not_read).
     ///
-    /// So a reader needs no instruction of its own to detect this, since it checks the stamp
-    /// anyway.
+    /// A reader checks the stamp anyway, so it needs no further instruction to detect this.
     #[inline(always)]
     fn counter_under(&self, index: u32, _stamp: &mut Stamp) -> u64 {
         self.counter(index)
@@ -66,7 +65,7 @@ pub trait Counters {
         black_box(one | other) != 0
     }
 
-    /// Returns the same word.  The compiler has to compute the word here, and knows nothing of its
+    /// Returns the same word. The compiler has to compute the word here, and knows nothing of its
     /// value afterwards.
     #[inline(always)]
     fn opaque(&self, word: u64) -> u64 {
@@ -90,7 +89,7 @@ pub enum ReadError {
     Faulted,
 }
 
-/// The result of a read.  The counters' values go to the caller's slice. They and the TSC are of
+/// The result of a read. The counters' values go to the caller's slice. They and the TSC are of
 /// one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -114,7 +113,7 @@ pub fn read_thread<'a>(
     attempt::<true>(thread, vcpus, hw, counts)
 }
 
-/// Makes one attempt of [`read_thread`].  Returns the TSC, or `None` if the attempt was disturbed
+/// Makes one attempt of [`read_thread`]. Returns the TSC, or `None` if the attempt was disturbed
 /// or the pages do not let the thread read directly.
 ///
 /// This executes fewer instructions than [`read_thread`], because it keeps nothing for another
@@ -130,7 +129,7 @@ pub fn try_read_thread<'a>(
     (!hw.any(thread_change, vcpu_change)).then_some(tsc)
 }
 
-/// Reads the calling thread's first `counts.len()` counters without its TSC.  The TSC of the
+/// Reads the calling thread's first `counts.len()` counters without its TSC. The TSC of the
 /// snapshot has no meaning.
 #[inline(always)]
 pub fn read_counts<'a>(
@@ -144,7 +143,7 @@ pub fn read_counts<'a>(
 
 /// Repeats attempts until one is undisturbed.
 ///
-/// The function returns a [`Snapshot`] even without the TSC.  Compilers pack a result that fits
+/// The function returns a [`Snapshot`] even without the TSC. Compilers pack a result that fits
 /// into one word into that word and unpack it again, which costs more.
 #[inline(always)]
 fn attempt<'a, const TSC: bool>(
@@ -187,7 +186,7 @@ const fn no_attempt_left(change: u64) -> ReadError {
     if Stamp::was_not_read(change) { ReadError::Faulted } else { ReadError::Disturbed }
 }
 
-/// Makes one attempt for a running thread.  Returns its TSC and two words, which are both 0 if
+/// Makes one attempt for a running thread. Returns its TSC and two words, which are both 0 if
 /// nothing has disturbed the attempt. Returns `None` if the pages do not let the thread read
 /// directly.
 #[inline(always)]
@@ -211,8 +210,8 @@ fn once<'a, const TSC: bool>(
     }
     let tsc = if TSC {
         let phys = vcpu_tsc(vcpu, hw);
-        // Otherwise compilers keep the six parts of this sum until they know that the attempt
-        // succeeds.
+        // Without `opaque`, compilers keep all parts of this sum in registers until they know that
+        // the attempt succeeds.
         hw.opaque(log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys))
     } else {
         hw.fence();
@@ -229,8 +228,8 @@ fn once<'a, const TSC: bool>(
     Some((tsc, [thread_change, vcpu_change]))
 }
 
-/// Answers a read that cannot be made directly.  If the thread does not count now, this copies its
-/// sums and returns the TSC's sum. Otherwise it returns the reason why there is no value.  It
+/// Answers a read that cannot be made directly. If the thread does not count now, this copies its
+/// sums and returns the TSC's sum. Otherwise it returns the reason why there is no value. It
 /// returns `None` if the pages have changed meanwhile.
 #[cold]
 #[inline(never)]
@@ -293,7 +292,7 @@ fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     thread.tsc_sum.load(Relaxed)
 }
 
-/// Reads the sums that were last published for any thread, and returns the TSC's sum.  Elements of
+/// Reads the sums that were last published for any thread, and returns the TSC's sum. Elements of
 /// `counts` behind the thread's last counter become 0.
 pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     for _ in 0..READ_ATTEMPTS_MAX {
@@ -335,7 +334,7 @@ pub struct VcpuSample {
     pub retries: u32,
 }
 
-/// Samples the vCPU that executes this code.  The guest kernel calls it.
+/// Samples the vCPU that executes this code. The guest kernel calls it.
 #[inline(always)]
 pub fn sample_vcpu(
     vcpu: &VcpuPage,
@@ -350,7 +349,7 @@ pub fn sample_vcpu(
 /// Samples the vCPU that executes this code, and writes the result into the caller's sample.
 ///
 /// Unlike [`sample_vcpu`] it neither clears nor copies a sample, which matters to hot paths.
-/// Counters of the sample that were not asked for stay as they were.  After an error nothing in
+/// Counters of the sample that were not asked for stay as they were. After an error nothing in
 /// the sample is valid.
 #[inline(always)]
 pub fn sample_vcpu_into(
@@ -383,7 +382,7 @@ pub fn sample_vcpu_into(
 }
 
 /// Makes one attempt of [`sample_vcpu`] for the counters in `slots`, whose indices for the hardware
-/// are `indices`.  Returns the TSC and the counters, or `None` if the attempt was disturbed or the
+/// are `indices`. Returns the TSC and the counters, or `None` if the attempt was disturbed or the
 /// vCPU may not count.
 #[inline(always)]
 pub fn try_sample_vcpu<const N: usize>(
@@ -396,8 +395,8 @@ pub fn try_sample_vcpu<const N: usize>(
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
     }
-    // Otherwise compilers keep all parts of the sum in registers until they know that the attempt
-    // succeeds, and the parts of each counter's sum as well.
+    // Without `opaque`, compilers keep all parts of this sum in registers until they know that the
+    // attempt succeeds. They would do the same with the parts of each counter's sum below.
     let tsc = hw.opaque(vcpu_tsc(vcpu, hw));
     let mut counts = [0; N];
     for (count, (slot, &index)) in counts.iter_mut().zip(slots.iter().zip(indices)) {
@@ -409,7 +408,7 @@ pub fn try_sample_vcpu<const N: usize>(
     (change == 0).then_some((tsc, counts))
 }
 
-/// Samples the last sums of a vCPU that may not count any more.  For such a vCPU
+/// Samples the last sums of a vCPU that may not count any more. For such a vCPU
 /// [`sample_vcpu_into`] returns [`ReadError::NotDirect`].
 pub fn sample_stopped_vcpu(
     vcpu: &VcpuPage,
@@ -437,7 +436,7 @@ mod tests {
     use super::*;
     use crate::thread_page::THREAD_TSC;
 
-    /// Counters, of which number `n` reads as `pmc + n`.  Each read calls `disturb`, which may
+    /// Counters, of which number `n` reads as `pmc + n`. Each read calls `disturb`, which may
     /// disturb the reader.
     struct FakeCounters<F: Fn()> {
         tsc: u64,
@@ -482,7 +481,7 @@ mod tests {
         let hw = FakeCounters { tsc: 9_100, pmc: 13, disturb: || () };
         let mut counts = [0];
         let snapshot = read_thread(&thread, |n| (n == 0).then_some(&vcpu), &hw, &mut counts);
-        // TSC: 1000 + (250 + 100 - 300).  Counter: raw 15 is 20 events after the start, so
+        // TSC: 1000 + (250 + 100 - 300). Counter: raw 15 is 20 events after the start, so
         // 50 + (390 + 20 - 400).
         assert_eq!(snapshot, Ok(Snapshot { tsc: 1_050, retries: 0 }));
         assert_eq!(counts, [60]);

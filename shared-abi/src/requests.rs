@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The table of the device's requests, which says what each [`ioctl`] demands of its caller.
 //!
-//! The module refuses every request that is not listed here.  A new request needs a value in each
+//! The module refuses every request that is not listed here. A new request needs a value in each
 //! column: no column has a default.
 
 use crate::ioctl;
@@ -34,12 +34,12 @@ pub enum Requester {
     /// Any thread that has the descriptor may make the request.
     Holder,
     /// The thread that is named or bound may make the request, and so may its tracer while the
-    /// thread is stopped.  Others get `ESRCH`.
+    /// thread is stopped. Others get `ESRCH`.
     Operator,
-    /// Only the thread whose counters these are may make the request.  Others get `EPERM`, and
+    /// Only the thread whose counters these are may make the request. Others get `EPERM`, and
     /// everybody gets `ESRCH` if the counters are not linked.
     Thread,
-    /// Only a caller that may observe the whole system may make the request.  Others get `EPERM`,
+    /// Only a caller that may observe the whole system may make the request. Others get `EPERM`,
     /// and everybody gets `EACCES` in a kernel that is locked down.
     Supervisor,
 }
@@ -91,7 +91,7 @@ pub const REQUESTS: [Request; 14] = {
     ]
 };
 
-/// The size of the largest argument, unit: bytes.  The module has a buffer of this size.
+/// The size of the largest argument, unit: bytes. The module has a buffer of this size.
 pub const ARGUMENT_BYTES_MAX: usize = size_of::<ioctl::CpuState>();
 
 const _: () = {
@@ -106,7 +106,7 @@ const _: () = {
 };
 
 impl Request {
-    /// Finds the row of an ioctl's number.  All bits of the number must match.
+    /// Finds the row of an ioctl's number. All bits of the number must match.
     pub fn find(number: u32) -> Option<&'static Self> {
         REQUESTS.iter().find(|request| request.number == number)
     }

@@ -2,9 +2,9 @@
 //! A thread's ring, into which the guest kernel writes a record of each sample when it happens.
 //!
 //! A program maps the whole ring, shared and read-only, from page [`RING_FIRST_PAGE`] of the
-//! descriptor on.  Record `n` is at index `n` modulo [`RingRequest::room`] as soon as
-//! [`ThreadPage::ring_written`](crate::ThreadPage::ring_written) is larger than `n`.  It stays
-//! there until [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says that it was taken.  While the
+//! descriptor on. Record `n` is at index `n` modulo [`RingRequest::room`] as soon as
+//! [`ThreadPage::ring_written`](crate::ThreadPage::ring_written) is larger than `n`. It stays
+//! there until [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says that it was taken. While the
 //! ring is full, records are lost and counted in
 //! [`ThreadPage::ring_lost`](crate::ThreadPage::ring_lost).
 
@@ -20,12 +20,12 @@ pub const RING_FIRST_PAGE: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RingRequest {
-    /// Size of the ring, unit: pages.  It must be a power of two, up to [`RING_PAGES_MAX`].
+    /// Size of the ring, unit: pages. It must be a power of two, up to [`RING_PAGES_MAX`].
     pub pages: u32,
     /// Number of callers that each record has room for, up to [`RING_CALLERS_MAX`].
     pub callers: u32,
     /// poll(2) says that the descriptor can be read while at least this many records have not been
-    /// taken.  It must be 1 to [`room`](Self::room).
+    /// taken. It must be 1 to [`room`](Self::room).
     pub watermark: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -42,7 +42,7 @@ layout!(RingRequest, "perfctr_ring_request", 32, {
 });
 
 impl RingRequest {
-    /// Returns the distance from one record to the next, unit: bytes.  It is a power of two, so
+    /// Returns the distance from one record to the next, unit: bytes. It is a power of two, so
     /// that no record crosses the end of a page.
     pub const fn record_bytes(&self) -> usize {
         (size_of::<RingRecord>() + size_of::<u64>() * self.callers as usize).next_power_of_two()
@@ -66,7 +66,7 @@ impl RingRequest {
     }
 }
 
-/// The record of one sample.  The addresses of its callers follow it, each of them a `u64`.
+/// The record of one sample. The addresses of its callers follow it, each of them a `u64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct RingRecord {
@@ -74,12 +74,12 @@ pub struct RingRecord {
     pub ip: u64,
     /// What the counter had counted, unit: events.
     pub count: u64,
-    /// How long the thread had executed, unit: TSC ticks.  It has a meaning only if the TSC is
+    /// How long the thread had executed, unit: TSC ticks. It has a meaning only if the TSC is
     /// counted.
     pub tsc: u64,
     /// The counter's index in [`Control::counter`](crate::ioctl::Control::counter).
     pub counter: u32,
-    /// The number of callers that follow.  They are the addresses to which the functions on the
+    /// The number of callers that follow. They are the addresses to which the functions on the
     /// stack will return, the innermost function's first, found by frame pointers.
     pub callers: u32,
 }

@@ -26,7 +26,7 @@ impl sealed::Shared for Seq {}
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// The stamp of a read in which a counter could not be read.  No page's sequence word ever
+    /// The stamp of a read in which a counter could not be read. No page's sequence word ever
     /// becomes this number, which would take 2^62 writes.
     const NOT_READ: u64 = 1 << 63;
 
@@ -63,7 +63,7 @@ impl Seq {
     }
 
     /// Returns whether no write was under way at the [`stamp`](Self::stamp) and none has begun
-    /// since then.  Then all values that were loaded in between are of one moment.
+    /// since then. Then all values that were loaded in between are of one moment.
     ///
     /// The check is one comparison at the end, not an early exit at an odd stamp, so that a failed
     /// attempt always costs the same number of instructions.
@@ -72,7 +72,7 @@ impl Seq {
         self.change(stamp, |word| word.load(Ordering::Relaxed)) == 0
     }
 
-    /// Returns 0 if the stamp [is valid](Self::is_valid), and another number if it is not.  The
+    /// Returns 0 if the stamp [is valid](Self::is_valid), and another number if it is not. The
     /// function `load` loads the word.
     #[inline(always)]
     pub fn change(&self, stamp: Stamp, load: impl FnOnce(&AtomicU64) -> u64) -> u64 {
@@ -83,13 +83,13 @@ impl Seq {
 
     /// Returns how many writes have been made to the page.
     ///
-    /// A writer keeps this number itself.  It reads the number here only if it takes over the page
+    /// A writer keeps this number itself. It reads the number here only if it takes over the page
     /// of a writer that is gone.
     pub fn writes(&self) -> u64 {
         self.0.load(Ordering::Relaxed).div_ceil(2)
     }
 
-    /// Starts a write, which ends when the guard is dropped.  The caller must be the only writer.
+    /// Starts a write, which ends when the guard is dropped. The caller must be the only writer.
     ///
     /// `writes` is the writer's own count of writes to this page: a writer never reads back a page
     /// that somebody else can write.
@@ -106,7 +106,7 @@ impl Seq {
     }
 }
 
-/// A write that has begun.  Dropping it ends the write.
+/// A write that has begun. Dropping it ends the write.
 #[derive(Debug)]
 pub struct WriteGuard<'a> {
     seq: &'a Seq,

@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 use crate::arch;
 use crate::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
 
-/// A physical counter's place in a page.  General counters begin at 0, and fixed counters at
+/// A physical counter's place in a page. General counters begin at 0, and fixed counters at
 /// [`MAX_GENERAL`].
 ///
 /// Pages are indexed by physical counter, never by the order in which a thread lists its counters.
@@ -68,7 +68,7 @@ impl PhysSlot {
 }
 
 /// Returns `index` if it is below `bound`, and 0 if it is not, without a branch that a processor
-/// could predict wrongly.  `bound` is at most 2^31.
+/// could predict wrongly. `bound` is at most 2^31.
 fn masked(index: u32, bound: u32) -> u32 {
     // If the compiler knew that the check was made, it would remove the code below.
     let index = core::hint::black_box(index);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The atomics of the shared pages.
 //!
-//! They are those of `core`, with two exceptions.  Loom's model checker uses its own atomics, and
+//! They are those of `core`, with two exceptions. Loom's model checker uses its own atomics, and
 //! the simulator uses `simulated` ones, by which it can preempt the code at each access.
 
 #[cfg(sim)]

@@ -6,11 +6,11 @@ use crate::limits::{MAX_COUNTERS, PAGE_BYTES};
 use crate::seq::Seq;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
 
-/// [`ThreadPage::state`]: the thread is resumed and its counters count.  Without this bit the sums
+/// [`ThreadPage::state`]: the thread is resumed and its counters count. Without this bit the sums
 /// are the counts.
 pub const THREAD_ACTIVE: u32 = 1 << 0;
-/// [`ThreadPage::state`]: the thread may read its counters and the clock itself.  An active thread
-/// without this bit asks the kernel.  The bit is never set without [`THREAD_ACTIVE`], so a reader
+/// [`ThreadPage::state`]: the thread may read its counters and the clock itself. An active thread
+/// without this bit asks the kernel. The bit is never set without [`THREAD_ACTIVE`], so a reader
 /// needs to test only this bit.
 pub const THREAD_DIRECT: u32 = 1 << 1;
 /// [`ThreadPage::state`]: the time-stamp counter is counted.
@@ -18,7 +18,7 @@ pub const THREAD_TSC: u32 = 1 << 2;
 /// [`ThreadPage::state`]: the thread's configuration could not be loaded; `error` says why.
 pub const THREAD_FAILED: u32 = 1 << 3;
 
-/// [`ThreadPage::state`]: an overflow has paused the counters until `IOC_RESUME`.  The TSC goes on.
+/// [`ThreadPage::state`]: an overflow has paused the counters until `IOC_RESUME`. The TSC goes on.
 pub const THREAD_PAUSED: u32 = 1 << 4;
 
 /// One virtual counter of the thread.
@@ -27,16 +27,16 @@ pub const THREAD_PAUSED: u32 = 1 << 4;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ThreadSlot {
-    /// W: guest kernel, R: user, unit: events.  What was counted up to the last suspension.
+    /// W: guest kernel, R: user, unit: events. What was counted up to the last suspension.
     pub sum: AtomicU64,
-    /// W: guest kernel, R: user, unit: events of the vCPU.  `Phys*` at the last resumption.
+    /// W: guest kernel, R: user, unit: events of the vCPU. `Phys*` at the last resumption.
     pub start: AtomicU64,
-    /// W: guest kernel, R: user.  The [`PhysSlot`](crate::PhysSlot) of the physical counter behind
+    /// W: guest kernel, R: user. The [`PhysSlot`](crate::PhysSlot) of the physical counter behind
     /// this virtual one.
     pub slot: AtomicU32,
-    /// W: guest kernel, R: user.  That slot's [index](crate::PhysSlot::counter_index).
+    /// W: guest kernel, R: user. That slot's [index](crate::PhysSlot::counter_index).
     pub counter_index: AtomicU32,
-    /// W: guest kernel.  Always 0.
+    /// W: guest kernel. Always 0.
     pub reserved: AtomicU64,
 }
 
@@ -52,45 +52,45 @@ shared_layout!(ThreadSlot, "perfctr_thread_slot", 32, {
 #[derive(Debug)]
 #[repr(C)]
 pub struct ThreadPage {
-    /// W: guest kernel at creation.  [`THREAD_PAGE_MAGIC`](crate::version::THREAD_PAGE_MAGIC).
+    /// W: guest kernel at creation. [`THREAD_PAGE_MAGIC`](crate::version::THREAD_PAGE_MAGIC).
     pub magic: AtomicU32,
-    /// W: guest kernel at creation.  [`ABI_WORD`](crate::version::ABI_WORD).
+    /// W: guest kernel at creation. [`ABI_WORD`](crate::version::ABI_WORD).
     pub abi: AtomicU32,
-    /// W: guest kernel at creation, unit: bytes.  Size of the part of the page that has a meaning.
+    /// W: guest kernel at creation, unit: bytes. Size of the part of the page that has a meaning.
     pub size_bytes: AtomicU32,
-    /// W: guest kernel.  `THREAD_*` bits.
+    /// W: guest kernel. `THREAD_*` bits.
     pub state: AtomicU32,
-    /// W: guest kernel.  The sequence word, which orders everything else in the page except
+    /// W: guest kernel. The sequence word, which orders everything else in the page except
     /// `ring_written`; see [`seq`](crate::seq).
     pub seq: Seq,
-    /// W: guest kernel.  The number of the vCPU on which the thread was last resumed.
+    /// W: guest kernel. The number of the vCPU on which the thread was last resumed.
     pub vcpu: AtomicU32,
-    /// W: guest kernel.  Number of virtual counters in use.
+    /// W: guest kernel. Number of virtual counters in use.
     pub counters: AtomicU32,
-    /// W: guest kernel, unit: TSC ticks.  The time that the thread has executed up to the last
+    /// W: guest kernel, unit: TSC ticks. The time that the thread has executed up to the last
     /// suspension.
     pub tsc_sum: AtomicU64,
-    /// W: guest kernel, unit: TSC ticks of the vCPU.  `Phys*` of the TSC at the last resumption.
+    /// W: guest kernel, unit: TSC ticks of the vCPU. `Phys*` of the TSC at the last resumption.
     pub tsc_start: AtomicU64,
-    /// W: guest kernel at creation.  The thread's id in the kernel.
+    /// W: guest kernel at creation. The thread's id in the kernel.
     pub tid: AtomicU32,
-    /// W: guest kernel.  Negative error number of the load that failed, if `THREAD_FAILED` is set.
+    /// W: guest kernel. Negative error number of the load that failed, if `THREAD_FAILED` is set.
     pub error: AtomicI32,
-    /// W: guest kernel.  Number of times that the thread was resumed.
+    /// W: guest kernel. Number of times that the thread was resumed.
     pub switches: AtomicU64,
-    /// W: guest kernel.  Number of times that it was resumed on another vCPU than before.
+    /// W: guest kernel. Number of times that it was resumed on another vCPU than before.
     pub migrations: AtomicU64,
-    /// W: guest kernel, unit: records.  Number of records that were written into the thread's
-    /// [`ring`](crate::ring).  A reader that has loaded this number finds all of these records
-    /// complete.  `seq` does not order it.
+    /// W: guest kernel, unit: records. Number of records that were written into the thread's
+    /// [`ring`](crate::ring). A reader that has loaded this number finds all of these records
+    /// complete. `seq` does not order it.
     pub ring_written: AtomicU64,
-    /// W: guest kernel, unit: records.  Number of records that were lost because the ring was full.
+    /// W: guest kernel, unit: records. Number of records that were lost because the ring was full.
     pub ring_lost: AtomicU64,
-    /// W: guest kernel.  Always 0.
+    /// W: guest kernel. Always 0.
     pub reserved_head: [AtomicU64; 5],
-    /// W: guest kernel.  The virtual counters, in the order in which the thread listed them.
+    /// W: guest kernel. The virtual counters, in the order in which the thread listed them.
     pub slots: [ThreadSlot; MAX_COUNTERS],
-    /// W: guest kernel.  Always 0.
+    /// W: guest kernel. Always 0.
     pub reserved_tail: [AtomicU64; 424],
 }
 

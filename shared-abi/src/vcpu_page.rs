@@ -11,7 +11,7 @@ use crate::limits::{MAX_SLOTS, PAGE_BYTES};
 use crate::seq::Seq;
 use crate::sync::{AtomicU32, AtomicU64};
 
-/// [`VcpuPage::flags`]: the hypervisor publishes in this page.  Without this bit the page has no
+/// [`VcpuPage::flags`]: the hypervisor publishes in this page. Without this bit the page has no
 /// meaning.
 pub const VCPU_REGISTERED: u32 = 1 << 0;
 /// [`VcpuPage::flags`]: the guest may read the counters themselves, in user mode and in its kernel.
@@ -19,7 +19,7 @@ pub const VCPU_DIRECT: u32 = 1 << 1;
 /// [`VcpuPage::flags`]: the guest reads the same clock from which the hypervisor read `tsc_start`.
 pub const VCPU_TSC: u32 = 1 << 2;
 
-/// [`VcpuPage::flags`]: the vCPU executes.  If the guest kernel finds this bit clear on the vCPU
+/// [`VcpuPage::flags`]: the vCPU executes. If the guest kernel finds this bit clear on the vCPU
 /// that executes it, the guest was restored after the hypervisor had written the page.
 pub const VCPU_EXECUTING: u32 = 1 << 3;
 
@@ -29,8 +29,8 @@ pub const VCPU_EXECUTING: u32 = 1 << 3;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct VcpuSlot {
-    /// W: hypervisor, R: guest, unit: events.  What was counted while the vCPU ran, up to the last
-    /// fold.  It never goes backwards while the page is registered.
+    /// W: hypervisor, R: guest, unit: events. What was counted while the vCPU ran, up to the last
+    /// fold. It never goes backwards while the page is registered.
     pub sum: AtomicU64,
     /// W: hypervisor, R: guest, unit: raw counter value. The value of the hardware counter when it
     /// last began to run. It begins to run when the configuration is loaded, when the vCPU is
@@ -38,10 +38,10 @@ pub struct VcpuSlot {
     /// overflow's interrupt. If the slot interrupts and the vCPU does not execute, this is the
     /// value from which the counter will continue.
     pub start: AtomicU64,
-    /// W: hypervisor, R: guest.  All bits of the counter's width while the counter counts in the
-    /// mode in which the guest executes.  Otherwise 0, so that the formula yields `sum`.
+    /// W: hypervisor, R: guest. All bits of the counter's width while the counter counts in the
+    /// mode in which the guest executes. Otherwise 0, so that the formula yields `sum`.
     pub mask: AtomicU64,
-    /// W: hypervisor.  The slot's event select, if its bit in [`VcpuPage::loaded`] is set.
+    /// W: hypervisor. The slot's event select, if its bit in [`VcpuPage::loaded`] is set.
     /// [`EVNTSEL_INT`](crate::arch::EVNTSEL_INT) is set in it if the slot interrupts.
     pub evntsel: AtomicU64,
 }
@@ -57,43 +57,43 @@ shared_layout!(VcpuSlot, "perfctr_vcpu_slot", 32, {
 #[derive(Debug)]
 #[repr(C)]
 pub struct VcpuPage {
-    /// W: hypervisor at registration.  [`VCPU_PAGE_MAGIC`](crate::version::VCPU_PAGE_MAGIC).
+    /// W: hypervisor at registration. [`VCPU_PAGE_MAGIC`](crate::version::VCPU_PAGE_MAGIC).
     pub magic: AtomicU32,
-    /// W: hypervisor at registration.  [`ABI_WORD`](crate::version::ABI_WORD).
+    /// W: hypervisor at registration. [`ABI_WORD`](crate::version::ABI_WORD).
     pub abi: AtomicU32,
-    /// W: hypervisor at registration, unit: bytes.  Size of the part of the page that has a
+    /// W: hypervisor at registration, unit: bytes. Size of the part of the page that has a
     /// meaning.
     pub size_bytes: AtomicU32,
-    /// W: hypervisor.  `VCPU_*` bits.
+    /// W: hypervisor. `VCPU_*` bits.
     pub flags: AtomicU32,
-    /// W: hypervisor.  The sequence word, which orders `flags` and everything below; see
+    /// W: hypervisor. The sequence word, which orders `flags` and everything below; see
     /// [`seq`](crate::seq).
     pub seq: Seq,
-    /// W: hypervisor at registration.  The vCPU's number in its domain.
+    /// W: hypervisor at registration. The vCPU's number in its domain.
     pub vcpu_id: AtomicU32,
-    /// W: hypervisor.  One bit for each slot that is programmed for this vCPU.
+    /// W: hypervisor. One bit for each slot that is programmed for this vCPU.
     pub loaded: AtomicU32,
-    /// W: hypervisor, unit: TSC ticks.  The time that this vCPU has run, up to the last fold.
+    /// W: hypervisor, unit: TSC ticks. The time that this vCPU has run, up to the last fold.
     pub tsc_sum: AtomicU64,
-    /// W: hypervisor, unit: TSC value as the guest reads it.  The value of the TSC when the vCPU
+    /// W: hypervisor, unit: TSC value as the guest reads it. The value of the TSC when the vCPU
     /// was last switched in, or when its page was registered.
     pub tsc_start: AtomicU64,
-    /// W: hypervisor.  Number of hypercalls that programmed a configuration.
+    /// W: hypervisor. Number of hypercalls that programmed a configuration.
     pub generation: AtomicU64,
-    /// W: hypervisor.  Number of times that the vCPU was switched in.
+    /// W: hypervisor. Number of times that the vCPU was switched in.
     pub switches: AtomicU64,
-    /// W: hypervisor.  Number of times that it was switched in on another physical CPU than before.
+    /// W: hypervisor. Number of times that it was switched in on another physical CPU than before.
     pub migrations: AtomicU64,
-    /// W: hypervisor.  Number of overflows that interrupted.
+    /// W: hypervisor. Number of overflows that interrupted.
     pub overflows: AtomicU64,
-    /// W: hypervisor.  Number of loads whose overflows the driver put off, because the vCPU had
+    /// W: hypervisor. Number of loads whose overflows the driver put off, because the vCPU had
     /// more overflows in a window than the host allows.
     pub throttled: AtomicU64,
-    /// W: hypervisor.  Always 0.
+    /// W: hypervisor. Always 0.
     pub reserved_head: [AtomicU64; 5],
-    /// W: hypervisor.  One slot per physical counter, see [`PhysSlot`](crate::PhysSlot).
+    /// W: hypervisor. One slot per physical counter, see [`PhysSlot`](crate::PhysSlot).
     pub slots: [VcpuSlot; MAX_SLOTS],
-    /// W: hypervisor.  Always 0.
+    /// W: hypervisor. Always 0.
     pub reserved_tail: [AtomicU64; 400],
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The version handshake; its rules are in `docs/ABI.md`.
 //!
-//! Both pages and every opening call carry a major and a minor number.  Sides with different
+//! Both pages and every opening call carry a major and a minor number. Sides with different
 //! majors refuse each other with [`Errno::PROTO`](crate::Errno::PROTO).
 //!
-//! A minor only adds.  Two sides that talk to each other do not compare minors: each addition that
-//! the other side must know of has a feature bit.  Only [`OP_GO_ON`](crate::hypercall::OP_GO_ON)
+//! A minor only adds. Two sides that talk to each other do not compare minors: each addition that
+//! the other side must know of has a feature bit. Only [`OP_GO_ON`](crate::hypercall::OP_GO_ON)
 //! looks at the minor of a page that another hypervisor has written, because that hypervisor cannot
 //! be asked any more.
 

@@ -4,7 +4,7 @@
 //!
 //! Runs in the testbed on one CPU, with libperfctr and with perf events under Xen, with perf events
 //! under Xen's own virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one
-//! table of it.  On two vCPUs it measures switches of these. With the argument `operations` it
+//! table of it. On two vCPUs it measures switches of these. With the argument `operations` it
 //! measures single operations only. The emulator counts, so nothing that is measured has to measure
 //! itself.
 

@@ -2,7 +2,7 @@
 //! Finds the names that the host's tools have given virtual machines.
 //!
 //! A process can call itself what it likes: anybody can start one with the arguments of a machine,
-//! and change them later.  So a name is *verified* only if nobody but root can have given it, and
+//! and change them later. So a name is *verified* only if nobody but root can have given it, and
 //! nothing that depends on a name uses another one.
 
 use std::collections::HashMap;
@@ -52,8 +52,8 @@ pub fn name_of_process(proc: &Path, id: u32) -> Option<Name> {
 /// Parses the machine's name in a line of `/proc/PID/cgroup`, such as
 /// `0::/machine.slice/machine-qemu\x2d1\x2dweb.scope/libvirt/emulator`.
 ///
-/// The group of a user's own systemd is a service, and no slice contains it. So if only slices
-/// contain a scope, the scope is one of the host's systemd.
+/// All scopes that a user's own systemd makes are below the service in which this systemd runs. So
+/// if only slices contain a scope, the host's systemd has made it.
 fn name_of_group(line: &str) -> Option<String> {
     let mut fields = line.splitn(3, ':');
     let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);

@@ -11,21 +11,22 @@ use super::names::Name;
 /// The machines that a file's text lets count.
 #[derive(Default)]
 pub struct Policy {
-    /// The machines that existed and were named at the last call, with their limits. All of them
-    /// have been allowed.
+    /// The machines that the text named at the last call and that existed then, with their limits.
+    /// All of them have been allowed.
     known: HashMap<u32, Limits>,
 }
 
 impl Policy {
-    /// Returns the machines to be allowed now, with their limits. `text` names them, one in each
-    /// line. They were not known with these limits at the call before: they have started since, or
-    /// their lines were added or changed.
+    /// Returns the machines that have to be allowed now, with their limits: `text` names them, one
+    /// in each line, and did not do so with these limits at the last call, or they did not exist
+    /// then. `names` are the names of all machines that exist.
     ///
     /// Only a verified name lets a machine count.
     ///
     /// # Errors
     ///
-    /// The line and the fault of a limit. Then no machine is allowed.
+    /// If a limit is wrong, the error names the line and says what is wrong. No further machine is
+    /// then allowed.
     pub fn newcomers(
         &mut self,
         text: &str,

@@ -29,12 +29,12 @@ pub struct Hypervisor {
     build_id: Option<String>,
     /// The file with its functions, if there is one.
     file: Option<(PathBuf, Facts)>,
-    /// The functions that Xen itself has named, once it was asked.
+    /// Xen's functions by its own symbols. Xen is asked for them when they are first needed.
     known: OnceCell<Functions>,
 }
 
 impl Hypervisor {
-    /// Finds out which Xen this is. Its functions are then asked from Xen itself.
+    /// Finds out which Xen this is. The names of its functions will be those that Xen itself gives.
     pub fn here() -> Result<Self> {
         let here = machine::Hypervisor::here().filter(machine::Hypervisor::is_xen);
         let here = here.context("there is no Xen here: a host is sampled in its control domain")?;
@@ -45,8 +45,8 @@ impl Hypervisor {
         Ok(Self { name, build_id, file: None, known: OnceCell::new() })
     }
 
-    /// Does the same, and finds the file with its functions, if there is one. `xen_syms` is the
-    /// file that the user has named.
+    /// Finds out which Xen this is, and finds the file with its functions, if there is one.
+    /// `xen_syms` is the file that the user has named.
     pub fn with_file(xen_syms: Option<&Path>) -> Result<Self> {
         let here = Self::here()?;
         let build_id = &here.build_id;
@@ -172,14 +172,14 @@ impl Kernel {
         Ok(Self(OnceCell::from(Functions::new(known))))
     }
 
-    /// Returns the functions at these addresses.
+    /// Returns the kernel's functions that contain any of these addresses.
     pub fn functions(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
         self.0.get_or_init(Functions::of_kernel).with(addresses)
     }
 }
 
 /// All functions of a hypervisor or a kernel, in the order of their addresses. Each ends where the
-/// next one begins, so no address is known to be in the last one.
+/// next one begins. The end of the last one is unknown, so no address counts as part of it.
 struct Functions(Vec<(u64, String)>);
 
 impl Functions {

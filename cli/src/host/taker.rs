@@ -14,7 +14,7 @@ use perfctr::host::{HostSample, HostSamples};
 
 use crate::program::LOOK;
 
-/// The number of samples that are kept until they are fetched.  If there are more, sampling ends.
+/// The number of samples that are kept until they are fetched. If there are more, sampling ends.
 const KEPT_MAX: usize = 6_000;
 
 /// The samples that were taken at once.

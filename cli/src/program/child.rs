@@ -16,7 +16,7 @@ use perfctr_gate::text::harmless;
 
 use super::limits;
 
-/// The waiting child.  If this is dropped before the child has permission, the child ends without
+/// The waiting child. If this is dropped before the child has permission, the child ends without
 /// having executed anything.
 #[derive(Debug)]
 pub struct Child {

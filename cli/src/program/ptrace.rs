@@ -193,12 +193,12 @@ pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
 /// This request writes a `T`.
 unsafe fn fetch<T>(request: c_uint, pid: pid_t, data: *mut T) -> io::Result<()> {
     let nothing = ptr::null_mut::<c_void>();
-    // SAFETY: the caller promises that the kernel writes a `T`, for which there is room.  These
+    // SAFETY: the caller promises that the kernel writes a `T`, for which there is room. These
     // requests do not use the address.
     check(unsafe { libc::ptrace(request, pid, nothing, data) })
 }
 
-/// Makes a request whose data is a number.  It is no error if the tracee has been killed meanwhile,
+/// Makes a request whose data is a number. It is no error if the tracee has been killed meanwhile,
 /// since its end is reported separately.
 fn request(request: c_uint, pid: pid_t, data: usize) -> io::Result<()> {
     let nothing = ptr::null_mut::<c_void>();

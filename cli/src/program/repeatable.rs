@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Gives programs the same environment in each run, so that they execute the same.
+//! Gives programs the same addresses and the same environment in each run, so that they execute the
+//! same instructions.
 #![expect(unsafe_code, reason = "changes this program's environment")]
 
 use std::env;
@@ -13,8 +14,8 @@ pub fn parser() -> impl TypedValueParser<Value = Variable> {
     OsStringValueParser::new().try_map(surroundings::variable)
 }
 
-/// Fixes the environment of the programs that this one starts from now on. It has to be called
-/// before this program has a second thread.
+/// Gives the programs that this one starts from now on the same addresses and the same environment
+/// in each run. It has to be called before this program has a second thread.
 pub fn fix(passed: &[Variable]) -> Result<Fixed> {
     let fixed = surroundings::make_repeatable(passed)?;
     // SAFETY: there is no other thread that could read the environment meanwhile.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr record`, which notes where a program and all threads and processes that it
-//! starts are, whenever a number of events has occurred.
+//! Implements `perfctr record`, which takes a sample whenever a number of events has occurred: a
+//! sample says where a thread was executing.
 //!
-//! Every thread has a counter of its own and gets a signal at each overflow. Its tracer then finds
-//! it stopped, notes its place, discards the signal, and lets counter and thread continue. The
-//! program notices none of this, and nothing of it is counted.
+//! A program that the command starts in order to sample its user mode is traced, with all threads
+//! and processes that it starts. Each thread has a counter of its own and gets a signal at each
+//! overflow. Its tracer then finds it stopped, records its place, discards the signal, and lets
+//! counter and thread continue. The program notices none of this, and nothing of it is counted.
 //!
 //! Running processes are not traced: the kernel writes their samples into rings. It also does that
-//! for programs that are sampled in the kernel, where no tracer can find them. The hypervisor
+//! for programs that are sampled in the kernel, where a tracer cannot stop them. The hypervisor
 //! samples a Xen host in the same way.
 
 pub mod attached;
@@ -204,7 +205,7 @@ fn write(options: &Options, place: &Place, profiles: &[Profile]) -> Result<()> {
     match perf_data::encode(profiles) {
         Ok(bytes) => place.write_bytes(&bytes),
         Err(why) => {
-            // Then the samples are not lost.
+            // In perfctr's own format at least the samples are saved.
             place.write(profiles)?;
             bail!("{} has perfctr's own format: {why:#}", options.output.display())
         }
@@ -264,12 +265,12 @@ fn traced(
     Ok((recorder.finish(unobserved), status))
 }
 
-/// Returns the messages about a profile, a line each.
+/// Returns the messages about a profile, one in each line.
 fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
     let samples = counted(profile.samples(), "sample");
     let threads = counted(profile.threads.len() as u64, profile.thread_noun());
     let mut lines = vec![format!("{samples} of {threads} in {}{event}", output.display())];
-    // The message about a host always has this.
+    // The messages about a host always say how many samples were lost, even if none were.
     if profile.lost > 0 || profile.host.is_some() {
         let lost = counted(profile.lost, "sample");
         let why = if profile.lost > 0 { ": they came faster than they were read" } else { "" };

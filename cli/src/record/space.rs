@@ -178,7 +178,8 @@ impl Space {
         };
         let file = files.of(&map.path);
         let offset = address - map.addresses.start + map.offset;
-        // The addresses of memory that is not a file begin where it is mapped.
+        // Memory without a file, such as the vDSO, states no addresses: they are counted from where
+        // it is mapped.
         Frame { module: Some(file.index), address: file.address(offset).unwrap_or(offset) }
     }
 }
@@ -197,7 +198,8 @@ impl Map {
         executable.then(|| Self { addresses, offset, path: OsStr::from_bytes(path).to_owned() })
     }
 
-    /// Returns whether this is memory of no file that stays, in which compilers may put code.
+    /// Returns whether this is anonymous memory or a memfd, in which JIT compilers put code. A
+    /// memfd's name is no path by which the file can be found later.
     fn is_anonymous(&self) -> bool {
         let path = self.path.as_bytes();
         path.is_empty() || [&b"[anon:"[..], b"/memfd:"].iter().any(|name| path.starts_with(name))

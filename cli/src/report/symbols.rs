@@ -237,8 +237,8 @@ fn linked(file: &object::File<'_>, path: &Path) -> Option<PathBuf> {
     places_of_link(path, Path::new(OsStr::from_bytes(name)))?.into_iter().find(is_right)
 }
 
-/// Returns where the file with a file's debugging information may be, by this name. The name must
-/// not lead elsewhere.
+/// Returns the places where debuggers look for the file `name` with the debugging information of
+/// the file at `path`. Only the last component of `name` is used, so `name` cannot lead elsewhere.
 fn places_of_link(path: &Path, name: &Path) -> Option<[PathBuf; 3]> {
     let (directory, name) = (path.parent()?, Path::new(name.file_name()?));
     let below = Path::new(DEBUG_FILES).join(directory.strip_prefix("/").ok()?);

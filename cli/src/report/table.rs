@@ -7,7 +7,8 @@ use super::symbols::Named;
 use super::{Key, layer, summary, thread};
 use crate::profile::{Layer, Profile, Stack};
 
-/// Returns the samples of each row of the table.
+/// Returns the rows of the table, which are the cells of the columns `keys`, and the number of
+/// samples of each row.
 pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<String>, u64> {
     let mut rows = BTreeMap::new();
     for stack in &profile.stacks {
@@ -23,7 +24,8 @@ pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<St
     rows
 }
 
-/// Returns the same rows. Those with most samples come first, unless they are in the order of time.
+/// Returns the rows that [`rows`] returns, in the order of the table: by time if that is the first
+/// column, otherwise by the number of samples, the largest first.
 pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<String>, u64)> {
     let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
     if keys.first() != Some(&Key::Time) {
@@ -32,7 +34,8 @@ pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<Str
     rows
 }
 
-/// Returns the table of places: each row counts the samples whose innermost frame is there.
+/// Returns the table as text, with a summary above it. A row has the number of samples that have
+/// its cells in the columns `keys`. Columns about code show a sample's innermost frame.
 pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     let rows = ordered(profile, names, keys);
     let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();

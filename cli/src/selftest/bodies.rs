@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Code whose numbers of instructions and branches are known by reading it.
+//! Loops with known numbers of instructions and branches in each round.
 //!
-//! The code around the loops, such as the call, is the same for any number of rounds.  So the
-//! difference between many rounds and one is known exactly.
+//! The code around a loop, such as the call, executes the same instructions for any number of
+//! rounds. So it is known exactly how many instructions more than one round many rounds execute.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::{asm, global_asm};
 
-/// The instructions and branches of a round of a loop.
+/// The number of instructions, and of branches, that one round of a loop executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
     pub instructions: u64,
@@ -17,7 +17,7 @@ pub struct Round {
 /// A round of [`count_down`].
 pub const COUNT_DOWN: Round = Round { instructions: 2, branches: 1 };
 
-/// Does nothing this many times, at least once.
+/// Executes this many rounds of a loop that does nothing. The number must not be 0.
 #[inline(never)]
 pub fn count_down(rounds: u64) {
     // SAFETY: only the register is changed.
@@ -29,11 +29,11 @@ pub const TOUCH: Round = Round { instructions: 4, branches: 1 };
 /// Size of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// Writes to the first byte of each of this many pages, at least one.
+/// Writes to the first byte of each of this many pages.
 ///
 /// # Panics
 ///
-/// There are fewer pages than that.
+/// If the number is 0, or if there are fewer pages.
 #[inline(never)]
 pub fn touch(pages: &mut [u8], rounds: u64) {
     assert!(rounds > 0 && rounds as usize <= pages.len() / PAGE);
@@ -54,8 +54,8 @@ pub fn touch(pages: &mut [u8], rounds: u64) {
 /// A round of [`identify`].
 pub const IDENTIFY: Round = Round { instructions: 5, branches: 1 };
 
-/// Executes CPUID this many times, at least once.  In a guest that has the CPU's own rings, each
-/// CPUID exits from the guest and enters it again.
+/// Executes CPUID this many times. The number must not be 0. In a guest that has rings of its own,
+/// each CPUID causes an exit from the guest.
 #[inline(never)]
 pub fn identify(rounds: u64) {
     // SAFETY: CPUID changes the named registers, and RBX, which is restored.
@@ -78,9 +78,9 @@ pub fn identify(rounds: u64) {
     }
 }
 
-/// Instructions of a byte each, one after the other, in a round of [`straight`].
+/// The number of one-byte instructions, one after the other, in a round of [`straight`].
 const STRAIGHT: u64 = 16_384;
-/// The instructions of a round of [`straight`]: these and the loop's two.
+/// The number of instructions of a round of [`straight`]: the one-byte ones, and the loop's two.
 pub const STRAIGHT_ROUND: u64 = STRAIGHT + 2;
 
 global_asm!(
@@ -101,10 +101,10 @@ unsafe extern "C" {
     fn perfctr_selftest_straight(rounds: u64);
 }
 
-/// Size in bytes of DEC, which is behind the instructions of a byte each.
+/// Size in bytes of the DEC that follows the one-byte instructions.
 const DEC_BYTES: u64 = 3;
 
-/// Executes the straight block this many times, at least once.
+/// Executes the straight block this many times. The number must not be 0.
 pub fn straight(rounds: u64) {
     // SAFETY: the code changes only RDI and the flags, as a function may.
     unsafe { perfctr_selftest_straight(rounds) }

@@ -193,7 +193,7 @@ impl Judged {
 }
 
 impl Judged {
-    /// Returns whether samples come later than the interrupt's own count explains.  If that count
+    /// Returns whether samples come later than the interrupt's own count explains. If that count
     /// is not 0, other interrupts may add to single samples, so most samples decide.
     const fn is_late(&self, itself: i64) -> bool {
         if itself == 0 { self.late.most > 0 } else { self.late_median > itself }

@@ -32,7 +32,7 @@ const EXITS: u64 = 200;
 /// The longest time that a loop past 2^32 may take.
 const WRAP_AT_MOST: Duration = Duration::from_secs(10);
 const SAMPLES: u64 = 300;
-/// The shortest period.  A sample that is late by less than this has a definite place.
+/// The shortest period. A sample that is late by less than this has a definite place.
 const PERIOD: u64 = 20_011;
 /// The least time between two samples, so that neither Linux nor the hypervisor puts them off.
 const BETWEEN_SAMPLES: Duration = Duration::from_micros(150);
@@ -196,7 +196,7 @@ impl Meter<'_> {
         Ok(Known { instructions, branches, causes: 0, surplus, interrupts, switches })
     }
 
-    /// Counts one run.  Returns `None` if a reading was disturbed, because its attempts are
+    /// Counts one run. Returns `None` if a reading was disturbed, because its attempts are
     /// counted, too.
     #[inline(never)]
     fn once(&self, rounds: u64, body: &mut dyn FnMut(u64)) -> Result<Option<[i64; 2]>> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The measurements of the self-test.  These are fields of its JSON.
+//! The measurements of the self-test. These are fields of its JSON.
 
 use serde::Serialize;
 
@@ -43,22 +43,22 @@ pub struct Measured {
     /// A loop during which a counter passes 2^32.
     pub wrap: Outcome<Known>,
     pub page_faults: Outcome<Known>,
-    /// Executions of CPUID, which leaves a guest.
+    /// Executions of CPUID. In a guest with rings of its own, each of them exits from the guest.
     pub exits: Outcome<Known>,
     pub samples: Outcome<Samples>,
     pub interrupts: Outcome<Interrupts>,
 }
 
-/// Regions between two readings with nothing in them.
+/// Measurements of empty regions: pairs of readings with nothing between them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reads {
-    /// How many were measured, without those in which a reading was disturbed.
+    /// The number of regions, without those in which a reading was disturbed.
     pub regions: u64,
     pub instructions: Spread,
     pub branches: Spread,
-    /// Whether no reading took a system call.
+    /// Whether all readings were made without system calls.
     pub direct: bool,
-    /// How long a reading takes.
+    /// The mean time of a reading. Unit: ns.
     pub ns: f64,
 }
 
@@ -80,17 +80,17 @@ impl Spread {
     }
 }
 
-/// Runs of a program whose counts are known.
+/// Measurements of code whose numbers of instructions and branches are known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Known {
-    /// The instructions of one run.
+    /// How many instructions more a run executes than a run of one round.
     pub instructions: u64,
     pub branches: u64,
     /// How often the run's event occurs: its page faults, or the CPUIDs that it executes.
     pub causes: u64,
-    /// The additional counts of each run.
+    /// By how much each run's counts exceed those of a run of one round and the numbers above.
     pub surplus: Vec<Surplus>,
-    /// How often this thread's CPU was interrupted during all runs, if the kernel says so.
+    /// How often this thread's CPU was interrupted during all runs, if the kernel tells.
     pub interrupts: Option<u64>,
     /// How often another thread had the CPU meanwhile.
     pub switches: u64,
@@ -103,7 +103,7 @@ pub struct Surplus {
 }
 
 impl Surplus {
-    /// Instructions that are no branches.
+    /// Returns the surplus of instructions that are no branches.
     pub const fn others(self) -> i64 {
         self.instructions - self.branches
     }
@@ -123,7 +123,7 @@ impl Known {
 /// Samples of a loop whose instructions have known places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Samples {
-    /// Instructions between two of them.
+    /// The number of instructions from one sample to the next.
     pub period: u64,
     /// Instructions of one round of the loop.
     pub round: u64,
@@ -138,10 +138,10 @@ pub struct Samples {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Taken {
-    /// The count of the counter.
+    /// The count at the sample. Unit: instructions.
     pub count: u64,
-    /// How many instructions of a round come before the next one to be executed, or `None` if that
-    /// was not in the loop.
+    /// The number of instructions between the beginning of the round and the instruction at the
+    /// sample's address, or `None` if this address is not in the loop.
     pub place: Option<u64>,
 }
 

@@ -33,7 +33,7 @@ use crate::program::{Signals, Target, repeatable};
 /// The options of `perfctr stat`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names.  Those between braces are
+    /// Events, separated by commas. `perfctr list` shows their names. Those between braces are
     /// counted at the same time or not at all.
     #[arg(
         short = 'e',

@@ -62,7 +62,8 @@ impl Summary {
 struct Document<'a> {
     command: Vec<String>,
     provider: String,
-    /// The environment that the program found the same in each run, if the user has asked for that.
+    /// What `--repeatable` has made the same in each run: the addresses and the environment. `None`
+    /// without that option.
     repeatable: Option<&'a Fixed>,
     events: &'a [Summary],
     /// The metrics of the counts of `--metrics`.

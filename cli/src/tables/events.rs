@@ -8,7 +8,8 @@ use perfctr::Event;
 use super::refusal::{Kind, Refusal};
 use super::{Entry, Vendor};
 
-/// perf's names for the events of a core, if a table says which part counts them.
+/// perf's names for the PMUs of cores. On a processor with two kinds of cores, `cpu_core` is the
+/// PMU of the performance cores.
 const CORES: [&str; 2] = ["cpu", "cpu_core"];
 
 /// Events that only a fixed counter counts, by the tables' names for them.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Shows live where a Xen host executes: in which domain, in which layer, in which function. Or
-//! shows in which functions programs execute.
+//! Shows live in which domains, layers and functions a Xen host executes, or in which functions
+//! programs execute.
 
 use std::time::Duration;
 

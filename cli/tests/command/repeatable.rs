@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests that programs find the same in each run, whatever the caller's surroundings are.
+//! Tests that programs get the same addresses and the same environment in each run, whatever the
+//! caller's environment is.
 
 use serde_json::Value;
 

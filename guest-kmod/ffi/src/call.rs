@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Actions that another vCPU has a vCPU do, or that code on the vCPU itself has it do which may be
-//! interrupted.
+//! Calls a vCPU to do an action with interrupts disabled. The caller executes on another vCPU, or
+//! on the same vCPU with interrupts enabled.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
@@ -31,12 +31,12 @@ pub enum Call<'a> {
     Restore,
     /// It tries again to register its page, if the hypervisor has refused that.
     TryAgain,
-    /// It starts CPU-wide counting with these counters.  Only one vCPU is called,
+    /// It starts CPU-wide counting with these counters. Only one vCPU is called,
     /// since there is room for one answer.
     StartCpuWide(&'a ThreadObject, &'a Cell<Result<(), Errno>>),
     /// It stops CPU-wide counting.
     StopCpuWide,
-    /// It reads these counters, which count CPU-wide there.  Only one vCPU is called,
+    /// It reads these counters, which count CPU-wide there. Only one vCPU is called,
     /// since there is room for one answer.
     Read(&'a ThreadObject, &'a Cell<Result<Sums, Errno>>),
 }

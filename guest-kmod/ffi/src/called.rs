@@ -9,11 +9,10 @@ use crate::call::Call;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::shown::observer_of;
 
-/// Does the action for which the vCPU was called. For CPU-wide counting the caller holds the mutex
-/// of the CPUs until the action is done.
+/// Does the action for which the vCPU was called.
 ///
-/// Events of perf that were counted in a page that is no longer registered continue in perf's own
-/// page.
+/// For CPU-wide counting the caller holds the mutex of the CPUs until the action is done. Events of
+/// perf that were counted in a page that is no longer registered continue in perf's own page.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_called(
     call: &Call<'_>,

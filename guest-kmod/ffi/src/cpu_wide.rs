@@ -27,8 +27,7 @@ unsafe extern "C" {
     /// Makes counters that belong to root and are not linked. Returns null if there is no memory.
     fn perfctr_glue_counters_new() -> *mut c_void;
     fn perfctr_glue_counters_free(counters: *mut c_void);
-    /// Begins to watch switches, as must be done before pages are registered. Returns 0, or an
-    /// error.
+    /// Begins to watch switches, before pages are registered. Returns 0, or an error.
     fn perfctr_glue_watch() -> c_int;
     fn perfctr_glue_unwatch();
 }
@@ -86,7 +85,7 @@ pub(crate) fn threads() -> u32 {
     ADMISSION.threads()
 }
 
-/// Executes a request about CPUs for the descriptor `by`.  Returns the request's result.
+/// Executes a request about CPUs for the descriptor `by`. Returns the request's result.
 ///
 /// # Safety
 ///

@@ -24,7 +24,7 @@ unsafe extern "C" {
     fn perfctr_glue_event_progress(index: u32, progress: &Progress);
     /// Subtracts `stalled` from the time that an event has run, according to perf's books.
     fn perfctr_glue_event_stall(index: u32, stalled: u64);
-    /// Has perf take a sample of an event. This many periods of the event have passed.
+    /// Makes perf take a sample of an event, of which `periods` periods have passed.
     fn perfctr_glue_event_sample(index: u32, registers: Registers, place: &HvPlace, periods: u64);
     /// Has this CPU report overflows as soon as it enables interrupts.
     fn perfctr_glue_report_later();
@@ -67,8 +67,9 @@ pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, coun
     fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
 
-/// Adds an event, and returns its number.  `thread` has the counters of the thread that executes,
-/// if it has any.  See [`LocalEvents::add_event`].
+/// Adds an event, and returns its number or an error; see [`LocalEvents::add_event`].
+///
+/// `thread` has the counters of the thread that executes, if it has any.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_add(
     mut vcpu: OnVcpu<'_>,
@@ -144,17 +145,19 @@ pub extern "C" fn perfctr_core_events_disable(mut vcpu: OnVcpu<'_>) {
     vcpu.cpu().disable_events();
 }
 
-/// Does what is needed when perf enables its PMU.  `thread` has the counters of the thread that
-/// executes, if it has any.  See [`LocalEvents::enable_events`].
+/// Does what is needed when perf enables its PMU; see [`LocalEvents::enable_events`].
+///
+/// `thread` has the counters of the thread that executes, if it has any.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_enable(mut vcpu: OnVcpu<'_>, mut thread: Present<'_>) {
     // If the hypervisor refuses, perf asks it again when it enables its PMU next.
     let _ = vcpu.enable_events(|vcpu| enable(vcpu, &mut thread));
 }
 
-/// Handles the interrupt of an overflow for perf's events.  `thread` has the counters of the thread
-/// that executes, if it has any, and `interrupted` the registers of the interrupted code.  Returns
-/// whether any event has overflowed.  See [`LocalEvents::interrupt_events`].
+/// Handles the interrupt of an overflow for perf's events. Returns whether any has overflowed.
+///
+/// `thread` has the counters of the thread that executes, if it has any, and `interrupted` the
+/// registers of the interrupted code. See [`LocalEvents::interrupt_events`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_interrupt(
     mut vcpu: OnVcpu<'_>,
@@ -186,8 +189,8 @@ impl LocalEvents for OnVcpu<'_> {
     }
 
     fn sample(&mut self, index: u32, registers: Registers, place: &HvPlace, periods: u64) {
-        // SAFETY: the core has added the event here and has not removed it.  C may meanwhile give
-        // other entries the right to use this vCPU, since nothing of the vCPU is borrowed here.
+        // SAFETY: the core has added the event here and has not removed it. C may meanwhile pass
+        // this vCPU to other entries as the only right to use it: nothing of it is borrowed here.
         unsafe { perfctr_glue_event_sample(index, registers, place, periods) }
     }
 

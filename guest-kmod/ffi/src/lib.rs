@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The core as C sees it, declared in `glue/perfctr_core.h`, and the kernel as the core sees it.
 //!
-//! C allocates a thread's object together with memory of its own. The object has [`THREAD_BYTES`]
-//! bytes, which are 0 and aligned to 8 bytes.  C frees it when no caller can pass it to an entry
-//! any more.  The core allocates everything else.
+//! C allocates the memory of a thread's object together with memory of its own. It is
+//! [`THREAD_BYTES`] of zeroes, aligned to 8 bytes. C frees it when no caller can pass the object to
+//! an entry any more. The core allocates everything else.
 //!
 //! If an entry takes an `OnVcpu`, an `OnThread` or a `Present`, its caller guarantees what the
 //! documentation of that type says.
@@ -52,7 +52,7 @@ use requests::Caller;
 use shown::executing;
 use users::User;
 
-/// The kernel never calls this: a check makes sure that nothing in the object calls it.
+/// Nothing calls this: a check makes sure that no code in the object does.
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -63,7 +63,7 @@ unsafe extern "C" {
     fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int;
     /// Returns the guest frame number of a page.
     ///
-    /// In a guest whose frames are the machine's, the number is another one after a restore.
+    /// In a guest whose frames are the machine's, a page has another number after a restoration.
     fn perfctr_glue_gfn(page: *const VcpuPage) -> u64;
     /// Executes RDPMC with the index in ECX, and returns the value in RAX and RDX.
     ///
@@ -169,13 +169,13 @@ fn to_return(result: Result<(), Errno>) -> c_int {
     }
 }
 
-/// Bytes of a thread object.  With the memory that C has beside it, it fits the allocator's 2 KiB.
+/// Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
 pub const THREAD_BYTES: usize = 1_920;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object for a user, and takes over the caller's reference to the user.
 ///
-/// Returns 0, or an error if there is no memory.  See [`ThreadPmu::new`].
+/// Returns 0, or an error if there is no memory. See [`ThreadPmu::new`].
 ///
 /// # Safety
 ///
@@ -218,8 +218,8 @@ pub unsafe extern "C" fn perfctr_core_thread_release(thread: &ThreadObject) {
     thread.user.put();
 }
 
-/// Packs a report to a thread into a word for C.  The high half is the signal's number, or 0 for
-/// records.  The low half has the counters.  The word is 0 if there is nothing to report.
+/// Packs a report to a thread into a word for C. The high half is the signal's number, or 0 for
+/// records. The low half has the counters. The word is 0 if there is nothing to report.
 fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }
@@ -256,8 +256,9 @@ pub extern "C" fn perfctr_core_report(mut thread: OnThread<'_>, mut vcpu: OnVcpu
     pack(pmu.report(page, &mut vcpu.cpu()))
 }
 
-/// Stops the thread's counters; see [`ThreadPmu::stop`].  If there is no vCPU, the thread is
-/// asleep.
+/// Stops the thread's counters; see [`ThreadPmu::stop`].
+///
+/// If there is no vCPU, the thread is asleep.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop(mut thread: OnThread<'_>, vcpu: OnVcpuOrAsleep<'_>) {
     let (pmu, page) = thread.pmu();
@@ -267,9 +268,10 @@ pub extern "C" fn perfctr_core_stop(mut thread: OnThread<'_>, vcpu: OnVcpuOrAsle
     }
 }
 
-/// Returns whether the thread's counters end now that it executes another program.  They do if the
-/// program has rights that the thread's observers lack (`has_gained_rights`), if they may not read
-/// the program, and if the thread's control says so.  See [`ends_at_exec`] and
+/// Returns whether the thread's counters end now that it executes another program.
+///
+/// They do if the program has rights that the thread's observers lack (`has_gained_rights`), if
+/// they may not read the program, and if the thread's control says so. See [`ends_at_exec`] and
 /// [`Observer::may_see`](guest_kmod::shown::Observer).
 ///
 /// # Safety

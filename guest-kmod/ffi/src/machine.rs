@@ -67,8 +67,9 @@ fn ask_again() -> Result<(), Errno> {
     handshake_again(&Host, answer()?)
 }
 
-/// Asks the hypervisor when the module is loaded.  If the hypervisor refuses, `found` says what was
-/// found instead; see [`first_handshake`].
+/// Asks the hypervisor when the module is loaded. Returns 0 or an error; see [`first_handshake`].
+///
+/// If the hypervisor refuses, `found` says what was found instead.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -> c_int {
     match first_handshake(&Host, cpus) {
@@ -84,10 +85,10 @@ pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -
     }
 }
 
-/// Asks again; see [`handshake_again`].  If the host lets the domain count, vCPUs whose pages were
-/// refused before try again to register them.
+/// Asks the hypervisor again. Returns 0 or an error; see [`handshake_again`].
 ///
-/// Xen sends no interrupt to a vCPU without a page when it allows a domain to count.
+/// If the host lets the domain count, vCPUs whose pages were refused before try again to register
+/// them. Xen sends no interrupt to a vCPU without a page when it allows a domain to count.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake_again() -> c_int {
     let again = ask_again();
@@ -141,13 +142,13 @@ pub extern "C" fn perfctr_core_restored() {
 static VCPUS: AtomicPtr<VcpuObject> = AtomicPtr::new(null_mut());
 
 /// Puts a vCPU into the list, and returns the former first one. Called only while the module is
-/// loaded.
+/// being loaded.
 pub(crate) fn add_vcpu(vcpu: *mut VcpuObject) -> *const VcpuObject {
     // ATOMICS: only one caller writes this, before anybody else reads the list.
     VCPUS.swap(vcpu, Release)
 }
 
-/// Takes a vCPU out of the list. Called only while the module is unloaded.
+/// Takes a vCPU out of the list. Called only while the module is being unloaded.
 pub(crate) fn remove_vcpu() -> Option<&'static VcpuObject> {
     let vcpu = vcpus().next()?;
     VCPUS.store(vcpu.next.cast_mut(), Release);

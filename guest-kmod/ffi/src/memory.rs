@@ -6,11 +6,11 @@ use core::ffi::{c_uint, c_ulong, c_void};
 use shared_abi::Errno;
 
 unsafe extern "C" {
-    /// Allocates zeroed bytes that are aligned to at least 8 bytes, or returns null.  Sleeps.
+    /// Allocates zeroed bytes that are aligned to at least 8 bytes, or returns null. Sleeps.
     ///
     /// The memory is charged to the caller.
     fn perfctr_glue_alloc(bytes: usize) -> *mut c_void;
-    /// Allocates a zeroed page, or returns null.  Sleeps.
+    /// Allocates a zeroed page, or returns null. Sleeps.
     ///
     /// The memory is charged to the caller.
     fn perfctr_glue_alloc_page() -> *mut c_void;

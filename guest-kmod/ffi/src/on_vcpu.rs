@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The rights to use a vCPU and to operate a thread's counters.
 //!
-//! An entry gets a right as a parameter.  The parameter's type says what C guarantees until the
-//! entry returns.  Safe Rust cannot make a right, so safe functions may rely on these guarantees.
+//! An entry gets a right as a parameter. The parameter's type says what C guarantees until the
+//! entry returns. Safe Rust cannot make a right, so safe functions may rely on these guarantees.
 
 use core::marker::PhantomData;
 
@@ -15,7 +15,7 @@ use crate::{Linux, ThreadObject, VcpuObject, pack};
 
 /// The right to use a vCPU. This vCPU executes the code with interrupts disabled.
 ///
-/// So no other code executes there, and this code does not migrate.  Nobody else has the right.
+/// So no other code executes there, and this code does not migrate. Nobody else has the right.
 #[repr(transparent)]
 pub struct OnVcpu<'a> {
     object: &'a VcpuObject,
@@ -94,8 +94,9 @@ impl<'a> OnThread<'a> {
     }
 }
 
-/// The counters of the thread that executes this, if it has any, with the guarantees of
-/// [`OnThread`].
+/// The counters of the thread that executes this, if it has any.
+///
+/// The guarantees are those of [`OnThread`].
 #[repr(transparent)]
 pub struct Present<'a> {
     object: Option<&'a ThreadObject>,

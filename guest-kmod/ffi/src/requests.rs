@@ -18,8 +18,9 @@ use crate::shown::executing;
 use crate::{COUNTING, ThreadObject, from_return, to_return};
 
 unsafe extern "C" {
-    /// Returns whether the calling thread has a capability. If `is_quiet`, the kernel does not log
-    /// a refusal.
+    /// Returns whether the calling thread has a capability.
+    ///
+    /// If `is_quiet`, the kernel does not log a refusal.
     fn perfctr_glue_has_capability(capability: c_int, is_quiet: bool) -> bool;
     fn perfctr_glue_is_locked_down() -> bool;
     /// Returns 0 if perf lets the caller count the kernel, or perf's error.
@@ -45,7 +46,7 @@ impl Caller {
         unsafe { perfctr_glue_has_capability(capability, is_quiet) }
     }
 
-    /// Returns whether the caller may observe the whole system.  This is asked only where a
+    /// Returns whether the caller may observe the whole system. This is asked only where a
     /// negative answer refuses nothing.
     pub(super) fn is_privileged() -> bool {
         Self::has(CAP_PERFMON, true) || Self::has(CAP_SYS_ADMIN, true)
@@ -81,9 +82,9 @@ impl Rights for Caller {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Admitted {
-    /// The bytes to copy from the caller first, unit: bytes.
+    /// How much to copy from the caller first, unit: bytes.
     bytes_in: u32,
-    /// The bytes to copy to the caller at the end, unit: bytes.
+    /// How much to copy to the caller at the end, unit: bytes.
     bytes_out: u32,
 }
 
@@ -127,8 +128,9 @@ pub unsafe extern "C" fn perfctr_core_judge(
     to_return(machine.and_then(|machine| judge(number, argument, &machine, &Caller)))
 }
 
-/// Serves `IOC_INFO`, which describes this machine. Returns 0, or an error if the module is not
-/// loaded.
+/// Serves `IOC_INFO`, which describes this machine. Returns 0 or an error.
+///
+/// It is an error if the module is not loaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_info(
     vcpus: u32,
@@ -139,8 +141,9 @@ pub extern "C" fn perfctr_core_info(
     to_return(answer().map(|query| *out = info(query, vcpus, cpu_signature, tsc_khz)))
 }
 
-/// Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  If there is no vCPU, the thread
-/// is asleep.
+/// Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.
+///
+/// If there is no vCPU, the thread is asleep.
 ///
 /// # Safety
 ///
@@ -212,8 +215,9 @@ pub unsafe extern "C" fn perfctr_core_last_control(thread: &ThreadObject, out: &
     *out = unsafe { *thread.control.get() };
 }
 
-/// Decides about a mapping that is made through a descriptor of these counters.  Returns 1 if it
-/// shows the ring, 0 if it shows the counters, or an error; see [`may_map`].
+/// Decides about a mapping that is made through a descriptor of these counters; see [`may_map`].
+///
+/// Returns 1 if the mapping shows the ring, 0 if it shows the counters, or an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_may_map(
     thread: &ThreadObject,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The vCPU of a restored machine, as C sees it.  A non-maskable interrupt may call these
-//! functions, because they touch nothing that interrupted code on the vCPU may be changing.
+//! The vCPU of a restored machine, as C sees it. A non-maskable interrupt calls only
+//! [`perfctr_core_restore_interrupted`], which uses nothing that the interrupted code may have
+//! changed only in part.
 
 #[cfg(doc)]
 use guest_kmod::restore::Restoration;
@@ -23,13 +24,13 @@ pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> u32 {
     answer().map_or(0, |before| vcpu.kernel.restoration.interrupted(&Host, before, page))
 }
 
-/// Returns whether somebody has to look for a restore; see [`Restoration::wants_look`].
+/// Returns whether C has to call [`perfctr_core_restore_look`]; see [`Restoration::wants_look`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restore_wants_look(vcpu: &VcpuObject) -> bool {
     vcpu.kernel.restoration.wants_look()
 }
 
-/// Looks whether the machine was restored, and then registers the vCPU's page anew; see
+/// Asks whether the vCPU may count, and registers its page anew if necessary; see
 /// [`Restoration::looks`].
 ///
 /// # Safety

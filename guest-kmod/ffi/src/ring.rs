@@ -16,8 +16,9 @@ use crate::{ThreadObject, to_return, unpack};
 unsafe extern "C" {
     /// Reads a frame of the calling thread's stack. Returns whether the frame is in memory.
     fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool;
-    /// Sends the calling thread the signal of an overflow of these counters. Returns whether the
-    /// thread will get it.
+    /// Sends the calling thread an overflow's signal. Returns whether the thread will get it.
+    ///
+    /// `counters` has the bit of each counter that has overflowed.
     fn perfctr_glue_send_signal(number: u32, counters: u32) -> bool;
     /// Writes a record of the calling thread to the ring of its counters.
     fn perfctr_glue_ring_write(counters: *const c_void, place: &RingPlace);
@@ -25,8 +26,9 @@ unsafe extern "C" {
     fn perfctr_glue_ring_wake(counters: *const c_void);
 }
 
-/// Reports overflows to the thread that executes; see [`Reporter::report`].  `pack` has made
-/// `overflows`.
+/// Reports overflows to the thread that executes; see [`Reporter::report`].
+///
+/// `pack` has made `overflows`.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_report_overflows(
     thread: OnThread<'_>,
@@ -111,7 +113,7 @@ pub extern "C" fn perfctr_core_ring_take(thread: &ThreadObject, taken: u64) -> c
     to_return(thread.ring.take(taken))
 }
 
-/// Returns whether there are records to take. Anybody may ask; see
+/// Returns whether the ring is full to its watermark. Anybody may ask; see
 /// [`Ring::is_ready`](guest_kmod::Ring::is_ready).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_is_ready(thread: &ThreadObject) -> bool {

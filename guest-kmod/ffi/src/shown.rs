@@ -54,7 +54,7 @@ impl LocalVcpu for OnVcpu<'_> {
 
     fn choose_page_of(&mut self, user: &'static User) {
         let object = self.object();
-        // SAFETY: `object` is a possible vCPU, so its number is one of a possible vCPU.
+        // SAFETY: each object is of a possible vCPU, and has that vCPU's number.
         object.page.set(unsafe { user.page(object.number) });
     }
 
@@ -76,9 +76,11 @@ impl LocalVcpu for OnVcpu<'_> {
     }
 }
 
-/// Does what is needed before another thread executes in place of `present`.  C calls this if that
-/// thread may not see the registered page, or if no page is registered while perf has events here.
-/// `coming` has the other thread's counters, if it has any.  See [`LocalVcpu::leave_to`].
+/// Does what is needed before another thread executes here; see [`LocalVcpu::leave_to`].
+///
+/// That thread comes in place of `present`. C calls this if that thread may not execute while the
+/// page is registered, or if no page is registered while perf has events here. `coming` has the
+/// other thread's counters, if it has any.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_leave_to(
     mut vcpu: OnVcpu<'_>,
@@ -90,8 +92,10 @@ pub extern "C" fn perfctr_core_leave_to(
     let _ = vcpu.leave_to(next, observer_of(coming), |vcpu| vcpu.suspend(&mut present));
 }
 
-/// Does what is needed after the rights of the thread that executes have changed without a switch;
-/// see [`LocalVcpu::become_subject`].
+/// Does what is needed after the rights of the thread that executes have changed; see
+/// [`LocalVcpu::become_subject`].
+///
+/// They have changed without a switch of threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_become(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     let own = observer_of(present.object());

@@ -47,7 +47,7 @@ pub(crate) const VCPUS: usize = 2;
 struct FakeVcpu {
     object: Option<&'static VcpuObject>,
     is_online: bool,
-    /// The frame that is registered, and the observer for whom.
+    /// The frame and the observer of the registered page, if a page is registered.
     registered: Option<(u64, u32)>,
 }
 
@@ -420,7 +420,8 @@ impl Fake {
         self.called.borrow_mut().push(vcpu);
         let meanwhile = self.meanwhile.borrow_mut().take();
         meanwhile.into_iter().for_each(|run| run());
-        // SAFETY: the core passes such a call, and nobody counts here.
+        // SAFETY: the core passes the address of a `Call`, and the thread that executes has no
+        // counters.
         on(vcpu, |vcpu| unsafe {
             let nobody = core::mem::transmute::<Option<&ThreadObject>, Present<'_>>(None);
             perfctr_core_called(&*call.cast::<Call<'_>>(), vcpu, nobody);

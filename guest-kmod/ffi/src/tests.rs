@@ -134,8 +134,8 @@ fn a_number_that_somebody_has_is_given_to_nobody_else() {
     let guest = Guest::new();
     let (alice, bobs) = (guest.thread(ALICE), show_perfs(&guest, 0, BOB));
     let alices = page(&alice, 0).1;
-    // After 2^31 numbers, users and perf come round to their first numbers again.  perf's have that
-    // bit set.
+    // After 2^31 numbers, users get their first numbers again, and so does perf. perf's numbers
+    // have bit 31 set.
     let round = 1 << 31;
     GIVEN_TO_USERS.store(round + u64::from(alices) - 1, Relaxed);
     let bob = guest.thread(BOB);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages users as C sees them, each with a page of every vCPU.
 //!
-//! C has a lock of users, and the list of users changes only while C holds it ([`UsersLock`]).  A
+//! C has a lock of users, and the list of users changes only while C holds it ([`UsersLock`]). A
 //! user who has counters is found in an RCU read section without the lock ([`UsersReader`]), so
 //! that several threads of such a user can get counters at the same time.
 
@@ -54,7 +54,7 @@ struct Users {
 
 static USERS: Users = Users { first: AtomicPtr::new(null_mut()), idle: IdleUsers::new() };
 
-/// The right to look at the users in the list.  No user is freed while this exists.
+/// The right to look at the users in the list. No user is freed while this exists.
 struct UsersReader<'a>(PhantomData<&'a Users>);
 
 impl<'a> UsersReader<'a> {
@@ -107,7 +107,7 @@ impl UsersLock {
         unsafe { UsersReader::new() }
     }
 
-    /// Makes sure that an owner may have one more user.  Before it refuses one, it frees users
+    /// Makes sure that an owner may have one more user. Before it refuses one, it frees users
     /// without counters.
     fn make_room(&mut self, owner: u32) -> Result<(), Errno> {
         let users = |lock: &Self| lock.read().all().filter(|user| user.owner == owner).count();
@@ -174,7 +174,7 @@ impl UsersLock {
         // SAFETY: the holder of the lock of users may sleep.
         unsafe { synchronize_rcu() };
         // SAFETY: these users are no longer in the list and have no counters, and every RCU read
-        // section that could have found them has ended.  Each is freed once.
+        // section that could have found them has ended. Each is freed once.
         while let Some(user) = unsafe { to_free.as_ref() } {
             to_free = user.next_to_free.get();
             // SAFETY: nobody has this user any more, as said above, and `take_back` has
@@ -186,9 +186,8 @@ impl UsersLock {
 
 /// Returns a user of a container, or null if the user has no counters.
 ///
-/// The returned user carries a reference, which the caller releases by passing the user to
-/// `perfctr_core_thread_init`. The function then gives the caller's reference to the container
-/// back. If the result is null, the caller keeps that reference.
+/// The user carries a reference, which the caller must pass on to `perfctr_core_thread_init`. This
+/// function gives the caller's reference to the container back, unless it returns null.
 ///
 /// # Safety
 ///
@@ -206,10 +205,10 @@ pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *co
 
 /// Stores a user of a container in `found`, and makes the user if there is none.
 ///
-/// The user carries a reference, which the caller releases by passing the user to
-/// `perfctr_core_thread_init`. The function takes over the caller's reference to the container: the
-/// user keeps it, or it is given back. `is_initial` says that this is the initial container.
-/// Returns 0, or an error if there is no memory or if too many users are charged to `owner`.
+/// The user carries a reference, which the caller must pass on to `perfctr_core_thread_init`. This
+/// function also takes over the caller's reference to the container: a new user keeps it, and
+/// otherwise it is given back. `is_initial` says whether this is the initial container. Returns 0,
+/// or an error if there is no memory or if too many users are charged to `owner`.
 ///
 /// # Safety
 ///
@@ -287,7 +286,7 @@ impl User {
     }
 
     /// Gives back one reference that [`UsersLock::get`] or [`perfctr_core_user_find`] has returned.
-    /// After the user's last one, the user is freed after a while.
+    /// A user that has lost its last reference is freed after a while, unless it gets another one.
     pub(crate) fn put(&self) {
         if let Some(delay) = USERS.idle.counters_returned(&self.counters) {
             // SAFETY: C does not sleep in this function, and takes no lock that the caller could
@@ -307,7 +306,7 @@ impl User {
             // the user's pages any more.
             vcpus().for_each(|vcpu| unsafe { free_page(self.page(vcpu.number)) });
         }
-        // SAFETY: the reference is the user's own.  `alloc` has returned both blocks of memory, and
+        // SAFETY: the reference is the user's own. `alloc` has returned both blocks of memory, and
         // nobody uses them any more.
         unsafe {
             perfctr_glue_put_container(self.observer.container);

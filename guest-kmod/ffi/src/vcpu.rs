@@ -17,8 +17,9 @@ use crate::memory::{alloc, alloc_page, free, free_page};
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::{Linux, VcpuObject, from_return, to_return};
 
-/// Makes a possible vCPU, with a page for perf's events that is not registered. Returns null if
-/// there is no memory.
+/// Makes a possible vCPU. Returns null if there is no memory.
+///
+/// The vCPU has a page for perf's events, which is not registered.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *mut VcpuObject {
     make(number).unwrap_or(null_mut())
@@ -68,9 +69,10 @@ pub unsafe extern "C" fn perfctr_core_vcpus_free() {
     }
 }
 
-/// Brings the vCPU online.  If `error` is not 0, the kernel has refused to bind the interrupt of
-/// overflows, and the vCPU stays without counters.  Returns 0, or the reason why no thread may
-/// count there.
+/// Brings the vCPU online. Returns 0, or the reason why no thread may count there.
+///
+/// If `error` is not 0, the kernel has refused to bind the interrupt of overflows, and the vCPU
+/// stays without counters.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_online(mut vcpu: OnVcpu<'_>, error: c_int) -> c_int {
     vcpu.object().bound.set(from_return(error));
@@ -83,7 +85,7 @@ pub extern "C" fn perfctr_core_vcpu_offline(mut vcpu: OnVcpu<'_>) {
     vcpu.take_offline();
 }
 
-/// Does what is needed before the machine sleeps.  `present` executes on its last vCPU.
+/// Does what is needed before the machine sleeps. `present` executes on its last vCPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     vcpu.suspend(&mut present);
@@ -143,8 +145,9 @@ impl OnVcpu<'_> {
     }
 }
 
-/// Returns the name of statistic `index`, or null behind the last, and stores its sum over all
-/// vCPUs. Statistic 0 is the number of threads that have counters.
+/// Returns the name of statistic `index`, or null behind the last one, and stores its value.
+///
+/// The value is the sum over all vCPUs. Statistic 0 is the number of threads that have counters.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stat(index: u32, value: &mut u64) -> *const c_char {
     let Some(index) = (index as usize).checked_sub(1) else {

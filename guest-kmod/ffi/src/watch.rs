@@ -20,7 +20,7 @@ unsafe extern "C" {
 static WATCH: Watch = Watch::new();
 
 /// Notes that somebody may need registered pages from now on, and begins to watch switches first.
-/// Returns 0, or an error if they cannot be watched.  C holds its lock of the watch.  See
+/// Returns 0, or an error if they cannot be watched. C holds its lock of the watch. See
 /// [`Watch::join`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_join() -> c_int {
@@ -36,7 +36,7 @@ pub extern "C" fn perfctr_core_watch_join() -> c_int {
     0
 }
 
-/// Adds a watcher if there is one already; see [`Watch::join_others`].  C needs no lock.
+/// Adds a watcher if there is one already; see [`Watch::join_others`]. C needs no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_join_others() -> bool {
     WATCH.join_others()
@@ -48,10 +48,10 @@ pub extern "C" fn perfctr_core_watch_leave() {
     WATCH.leave();
 }
 
-/// Unregisters pages that nobody needs.  Returns whether the watch has ended; see [`Watch::end`].
+/// Unregisters pages that nobody needs. Returns whether the watch has ended; see [`Watch::end`].
 /// C holds its lock of the watch.
 ///
-/// If `is_exit` is true, the module is being unloaded, and no vCPU is online any more.  The watch
+/// If `is_exit` is true, the module is being unloaded, and no vCPU is online any more. The watch
 /// then ends even if the hypervisor has refused to unregister a page, because nothing may call the
 /// module afterwards.
 #[unsafe(no_mangle)]

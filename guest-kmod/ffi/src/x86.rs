@@ -51,7 +51,7 @@ impl Counters for Linux {
 
     #[inline(always)]
     fn opaque(&self, mut word: u64) -> u64 {
-        // SAFETY: this emits no instruction.  It is not `pure`, so it stays between the
+        // SAFETY: this emits no instruction. It is not `pure`, so it stays between the
         // instructions that read counters.
         unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
         word
@@ -63,10 +63,10 @@ impl Counters for Linux {
 /// atomically (10.1.1).
 ///
 /// The loads are volatile, because compilers fold volatile loads, but not atomic ones, into
-/// operands of the instructions that use them.  For the compiler, a volatile load would be a data
-/// race if another thread of the same program stored to the memory.  No thread does: the core loads
-/// vCPU pages this way, to which the hypervisor writes, and the module only on the vCPU whose page
-/// it is.
+/// operands of the instructions that use them. For the compiler, a volatile load would be a data
+/// race if another thread of the same program stored to the memory. No thread does: the core loads
+/// only vCPU pages this way. The hypervisor writes to them, and the module writes to a page only on
+/// the vCPU whose page it is.
 mod tso {
     use super::{AtomicU32, AtomicU64};
 

@@ -61,8 +61,9 @@ static void deliver(struct irq_work *work)
 }
 
 /*
- * Does the same as apic_write(), which later kernels do not export. The vector
- * tells the driver that this guest has to be told when it was restored.
+ * Does the same as apic_write(), which later kernels do not export. By the
+ * vector the driver of the host sees that this guest wants the NMI when it was
+ * restored.
  */
 static void unmask(void)
 {
@@ -82,9 +83,10 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 	if (!line->handler)
 		return NMI_DONE;
 	/*
-	 * The entry is unmasked before anybody looks at the page, so that no
-	 * later interrupt is lost. After a foreign NMI this costs an exit, as
-	 * the core's hypercall would anyway.
+	 * The entry is unmasked before the core looks at the page, because an
+	 * overflow after that look has to interrupt again. If the NMI has
+	 * another source, this costs an exit, but then the core's hypercall
+	 * costs one as well.
 	 */
 	if (line->is_masked_by_nmi)
 		unmask();
@@ -101,7 +103,10 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	init_irq_work(&line->work, deliver);
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
-	/* Intel's local APICs mask the entry then, and AMD's do not. */
+	/*
+	 * Intel's local APICs mask the entry when they deliver an interrupt by
+	 * it, and AMD's do not.
+	 */
 	line->is_masked_by_nmi = boot_cpu_data.x86_vendor != X86_VENDOR_AMD &&
 				 boot_cpu_data.x86_vendor != X86_VENDOR_HYGON;
 	line->handler = handler;

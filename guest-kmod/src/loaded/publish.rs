@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Writes the thread pages.  Nothing else writes them.
+//! Writes the thread pages. Nothing else writes them.
 
 use shared_abi::ioctl::Sums;
 use shared_abi::read::{ReadError, read_published};

@@ -400,7 +400,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         Ok(())
     }
 
-    /// Counts a virtual interrupt.  `reported` says whether an overflow of the present thread was
+    /// Counts a virtual interrupt. `reported` says whether an overflow of the present thread was
     /// found, which is reported to that thread.
     pub fn count_interrupt(&self, reported: bool) {
         self.stats.interrupts.add(1);

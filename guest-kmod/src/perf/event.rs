@@ -162,7 +162,7 @@ pub struct EventConfig {
 }
 
 impl EventConfig {
-    /// Returns the event that was opened with these attributes.  `records` says whether the
+    /// Returns the event that was opened with these attributes. `records` says whether the
     /// hypervisor records branches.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ pub(crate) type Slots = [PhysSlot; EVENTS_MAX];
 
 /// A vCPU whose counters can be read.
 pub(crate) trait Sampler {
-    /// Samples `Phys*` of these counters at one moment.  Returns false if they cannot be read.
+    /// Samples `Phys*` of these counters at one moment. Returns false if they cannot be read.
     fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
 
     /// Reads the values that these counters held when the host stopped them. Returns false if they
@@ -104,7 +104,7 @@ impl Held {
         self.started && self.samples() && self.left <= 0
     }
 
-    /// Begins its next period.  Returns how many periods have passed.
+    /// Begins its next period. Returns how many periods have passed.
     fn next_period(&mut self) -> u64 {
         let Some(more) = self.left.min(0).unsigned_abs().checked_div(self.period) else {
             return 0;
@@ -314,7 +314,7 @@ impl Events {
         self.get_mut(index)?.place.take()
     }
 
-    /// Begins the next period of an event that has overflowed.  Returns how many have passed.
+    /// Begins the next period of an event that has overflowed. Returns how many have passed.
     pub(crate) fn next_period(&mut self, index: u32) -> u64 {
         self.get_mut(index).map_or(0, Held::next_period)
     }

@@ -47,7 +47,7 @@ pub trait LocalEvents: LocalVcpu {
     /// now, so that no signal can be sent.
     fn report_later(&mut self);
 
-    /// Adds an event, which does not count yet.  Returns its number.
+    /// Adds an event, which does not count yet. Returns its number.
     ///
     /// If the registered page may not show the event, perf's page is registered in its place; see
     /// [`Vcpu::event_needs_page`](crate::Vcpu::event_needs_page). `own` is the observer of the
@@ -98,7 +98,7 @@ pub trait LocalEvents: LocalVcpu {
     /// # Errors
     ///
     /// Those of [`hide`](LocalVcpu::hide), if the page had to be unregistered; see
-    /// [`Vcpu::event_goes`](crate::Vcpu::event_goes).  The event is removed all the same.
+    /// [`Vcpu::event_goes`](crate::Vcpu::event_goes). The event is removed all the same.
     fn remove_event(&mut self, index: u32, is_unread: bool, is_wide: bool) -> Result<(), Errno> {
         self.stop_event(index, is_unread);
         let now = self.time(index, EventTime::Booked);
@@ -137,7 +137,7 @@ pub trait LocalEvents: LocalVcpu {
     ///
     /// # Errors
     ///
-    /// Those of [`show_for_events`](LocalVcpu::show_for_events).  The events stand still then.
+    /// Those of [`show_for_events`](LocalVcpu::show_for_events). The events stand still then.
     fn enable_events(&mut self, enable: impl FnOnce(&mut Self) -> bool) -> Result<(), Errno> {
         let shown = self.show_for_events();
         self.continue_events(false, enable);
@@ -145,7 +145,7 @@ pub trait LocalEvents: LocalVcpu {
     }
 
     /// Handles the interrupt of an overflow, or one by which the host says that it has allowed or
-    /// forbidden the domain to count.  Returns whether any event has overflowed.  The parameters
+    /// forbidden the domain to count. Returns whether any event has overflowed. The parameters
     /// are those of [`report_event`](Self::report_event) and
     /// [`enable_events`](Self::enable_events).
     fn interrupt_events(
@@ -167,7 +167,7 @@ pub trait LocalEvents: LocalVcpu {
     ///
     /// # Errors
     ///
-    /// Those of [`show_for_events`](LocalVcpu::show_for_events).  perf's time of the events stands
+    /// Those of [`show_for_events`](LocalVcpu::show_for_events). perf's time of the events stands
     /// still then.
     fn page_changed(&mut self) -> Result<(), Errno> {
         let shown = self.show_for_events();

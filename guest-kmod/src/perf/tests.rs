@@ -738,7 +738,7 @@ fn start_periods(machine: &Machine, events: &[(EventConfig, u64, i64)]) {
     });
 }
 
-/// Handles an interrupt.  Returns which events have overflowed, which have begun their next
+/// Handles an interrupt. Returns which events have overflowed, which have begun their next
 /// periods.
 fn interrupt(machine: &Machine) -> u32 {
     machine.on(0, |cpu| {

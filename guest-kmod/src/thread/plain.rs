@@ -3,8 +3,8 @@
 //! loaded.
 //!
 //! They do what [`ThreadPmu::switch_in_otherwise`] and [`ThreadPmu::switch_out_otherwise`] do, for
-//! a number of counters that the compiler knows, so that there is no loop.  They change only the
-//! thread's state, its page and statistics.  If anything else is needed they change nothing, and
+//! a number of counters that the compiler knows, so that there is no loop. They change only the
+//! thread's state, its page and statistics. If anything else is needed they change nothing, and
 //! the general functions do the whole switch.
 
 use shared_abi::ThreadPage;
@@ -140,7 +140,7 @@ impl ThreadPmu {
 
     /// Returns the number of counters if the thread can be resumed by
     /// [`resume_plainly`](Self::resume_plainly): nothing has to be loaded, and there is nothing to
-    /// tell the thread.  Otherwise returns 0.
+    /// tell the thread. Otherwise returns 0.
     #[inline(always)]
     fn plain_counters_in<K: Kernel>(&self, cpu: &ThisVcpu<'_, K>) -> usize {
         // Counters that sample, or have failed, are never noted as loaded.
@@ -157,7 +157,7 @@ impl ThreadPmu {
     }
 
     /// Resumes the thread, which has `N` counters as [`plain_counters_in`](Self::plain_counters_in)
-    /// has found.  Returns false, and changes nothing, if reading the counters was disturbed.
+    /// has found. Returns false, and changes nothing, if reading the counters was disturbed.
     #[inline(always)]
     fn resume_plainly<const N: usize, K: Kernel>(
         &mut self,
@@ -180,7 +180,7 @@ impl ThreadPmu {
     }
 
     /// Suspends the thread, which has `N` counters as
-    /// [`plain_counters_out`](Self::plain_counters_out) has found.  Returns false, and changes
+    /// [`plain_counters_out`](Self::plain_counters_out) has found. Returns false, and changes
     /// nothing, if reading the counters was disturbed.
     #[inline(always)]
     fn suspend_plainly<const N: usize, K: Kernel>(

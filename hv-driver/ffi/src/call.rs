@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A hypercall's caller, for which C does the hypervisor's part of [`hv_driver::hypercall`].
+//! Serves hypercalls. C does what [`hv_driver::hypercall`] needs of the hypervisor.
 #![expect(unsafe_code, reason = "calls C, which owns the objects and the argument")]
 
 use core::ffi::c_void;
@@ -100,8 +100,8 @@ impl Caller for Current<'_> {
             // touches the object before interrupts are enabled, and only this hypercall could
             // remove it.
             let (vcpu, page) = unsafe { perfctr_glue_vcpu().as_mut() }?.parts();
-            // The limits are read here, so that whoever forbids the domain meanwhile interrupts
-            // this CPU afterwards.
+            // The limits are read with interrupts disabled. If the host forbids the domain to count
+            // after that, it also interrupts this CPU, and the interrupt comes after `work`.
             let limits = self.limits();
             Some(work(&mut here.cpu(), vcpu, page, limits))
         })

@@ -2,7 +2,7 @@
 //! [`hv_driver`] as C functions named `perfctr_core_*`, and the functions named `perfctr_glue_*`
 //! that it needs from C. `cargo xtask headers` declares both for C.
 //!
-//! The glue owns all memory.  It passes storage of the sizes stated here, aligned to 8 bytes. A
+//! The glue owns all memory. It passes storage of the sizes stated here, aligned to 8 bytes. A
 //! guest may write to the page that it shares with the driver, so pages consist of atomics.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C: raw pointers come in, symbols go out")]
@@ -47,7 +47,7 @@ pub const RESERVATION_BYTES: usize = 16;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
-// The header's generator needs literal numbers.  If one is wrong, the compiler's error has the
+// The header's generator needs literal numbers. If one is wrong, the compiler's error has the
 // right one.
 const _: [(); DRIVER_BYTES] = [(); size_of::<Driver>()];
 const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
@@ -85,7 +85,7 @@ impl VcpuObject {
     #[inline(always)]
     fn parts(&mut self) -> (&mut Vcpu, &VcpuPage) {
         // SAFETY: by the contract of `perfctr_core_register` the page stays mapped as long as this
-        // object exists.  The page consists of atomics, so the guest may write to it at any time.
+        // object exists. The page consists of atomics, so the guest may write to it at any time.
         (&mut self.0.vcpu, unsafe { &*self.0.page })
     }
 }
@@ -116,8 +116,9 @@ pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
     unsafe { cpuid.write(x86::cpuid()) };
 }
 
-/// Parses the value of the option `perfctr`. Returns 0, or -1 and stores in `why` what was
-/// expected.
+/// Parses the value of the option `perfctr`. Returns 0 or -1.
+///
+/// If it returns -1, it has stored in `why` what was expected.
 ///
 /// # Safety
 ///
@@ -211,7 +212,7 @@ pub unsafe extern "C" fn perfctr_core_cpu_init(
 
 /// Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.
 ///
-/// Returns 0, or -1 and stores in `why` the reason why nothing will count here.  `cpuid` is null
+/// Returns 0, or -1 and stores in `why` the reason why nothing will count here. `cpuid` may be null
 /// for the boot CPU when it comes back: CPUID may then give a guest's view, and that CPU cannot
 /// have been replaced.
 ///
@@ -246,8 +247,9 @@ pub unsafe extern "C" fn perfctr_core_cpu_down(cpu: &CpuObject) {
     unsafe { OnCpu::new(cpu) }.cpu().go_down();
 }
 
-/// Returns whether the host lets the domain count; `controls` says whether it is the control
-/// domain.
+/// Returns whether the host lets the domain count.
+///
+/// `controls` says whether it is the control domain.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_allows(
     driver: &Driver,
@@ -263,7 +265,7 @@ pub extern "C" fn perfctr_core_demand_begins(domain: &DomainObject) {
     domain.demand.begin();
 }
 
-/// Notes that one of these vCPUs needs the counters no more. Returns whether it was the last one.
+/// Notes that one vCPU of the domain no longer needs the counters. Returns whether none does now.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_demand_ends(domain: &DomainObject) -> bool {
     domain.demand.end()
@@ -288,8 +290,9 @@ pub extern "C" fn perfctr_core_set_policy(
     domain.policy.set(driver, controls, wanted)
 }
 
-/// Parses a domain's number and its limits; see [`hv_driver::policy::parse`]. Returns 0 or a
-/// negative error number.
+/// Parses a domain's number and its limits; see [`hv_driver::policy::parse`].
+///
+/// Returns 0 or a negative error number.
 ///
 /// # Safety
 ///
@@ -327,7 +330,7 @@ pub extern "C" fn perfctr_core_add_domain(
 
 /// Registers `page` for the calling vCPU, `id` of `domain`, or lets it go on from the page.
 ///
-/// See [`Vcpu::register`] and [`Vcpu::go_on`].  Returns 0 or a negative error number.
+/// See [`Vcpu::register`] and [`Vcpu::go_on`]. Returns 0 or a negative error number.
 ///
 /// # Safety
 ///
@@ -501,10 +504,10 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     vcpu.toggle(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel))
 }
 
-/// Stops the vCPU that is current here, if the host forbids its domain to count, or to count with
-/// the counters that the vCPU has loaded. Returns whether the host forbids that.
+/// Stops the vCPU that is current here, if the host no longer lets it count.
 ///
-/// See [`Vcpu::revoke`].
+/// Returns whether the host forbids its domain to count, or to count with the counters that the
+/// vCPU has loaded. See [`Vcpu::revoke`].
 ///
 /// # Safety
 ///
@@ -579,7 +582,7 @@ pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: 
 
 /// Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
 ///
-/// `is_masked` says whether the local APIC's entry for the PMU is masked now.  The NMI may have
+/// `is_masked` says whether the local APIC's entry for the PMU is masked now. The NMI may have
 /// interrupted any other entry of this crate on that CPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject, is_masked: bool) -> bool {
@@ -595,11 +598,11 @@ pub const NMI_GUEST: u32 = 2;
 
 /// Handles an NMI that has come to the CPU of `cpu`, which is up. Returns an `NMI_*` number.
 ///
-/// `ring` is null while the CPU does not sample.  After `NMI_GUEST`, C has
+/// `ring` is null while the CPU does not sample. After `NMI_GUEST`, C has
 /// [`perfctr_core_interrupt`] called as soon as interrupts are enabled. The NMI may have
-/// interrupted any other entry of this crate on that CPU.  `is_masked` says whether the local
-/// APIC's entry for the PMU is masked now.  `at` says where the NMI came; this function sets its
-/// time.  `left` says where the current guest was left, if [`perfctr_core_is_at_guests`] returns
+/// interrupted any other entry of this crate on that CPU. `is_masked` says whether the local
+/// APIC's entry for the PMU is masked now. `at` says where the NMI came; this function sets its
+/// time. `left` says where the current guest was left, if [`perfctr_core_is_at_guests`] returns
 /// true.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_nmi(
@@ -622,7 +625,7 @@ pub extern "C" fn perfctr_core_is_at_guests(ring: Option<&SampleRing>) -> bool {
     ring.is_some_and(SampleRing::is_at_guests)
 }
 
-/// Begins a session of samples. Returns 0 or a negative error number.  C holds the profile's lock.
+/// Begins a session of samples. Returns 0 or a negative error number. C holds the profile's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_begin_profile(driver: &Driver) -> c_int {
     match driver.begin_profile(x86::Registers.clock()) {
@@ -631,7 +634,7 @@ pub extern "C" fn perfctr_core_begin_profile(driver: &Driver) -> c_int {
     }
 }
 
-/// Ends the session. Returns whether there was one.  C holds the profile's lock.
+/// Ends the session. Returns whether there was one. C holds the profile's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_end_profile(driver: &Driver) -> bool {
     driver.end_profile()
@@ -667,8 +670,9 @@ pub unsafe extern "C" fn perfctr_core_stop_samples(cpu: &CpuObject) {
     here.cpu().stop_samples(expected);
 }
 
-/// Takes the oldest samples of `ring`, which is null if that CPU is not sampled. Returns 0 or a
-/// negative error number.  C holds the profile's lock.
+/// Takes the oldest samples of `ring`. Returns 0 or a negative error number.
+///
+/// `ring` is null if that CPU is not sampled. C holds the profile's lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_take_samples(
     driver: &Driver,
@@ -683,7 +687,7 @@ pub extern "C" fn perfctr_core_take_samples(
 
 /// Adds what was counted on this physical CPU to the account of its current vCPU.
 ///
-/// `rings` says how counters distinguish the modes of the current vCPU.  Returns whether to call
+/// `rings` says how counters distinguish the modes of the current vCPU. Returns whether to call
 /// this function and [`perfctr_core_account_next`] at the next switch; see
 /// [`hv_driver::ThisCpu::account`].
 ///
@@ -712,7 +716,7 @@ pub unsafe extern "C" fn perfctr_core_account_next(cpu: &CpuObject, rings: Rings
     unsafe { OnCpu::new(cpu) }.cpu().account_next(rings);
 }
 
-/// Begins to account an event. Returns 0 or a negative error number.  C holds the accounts' lock.
+/// Begins to account an event. Returns 0 or a negative error number. C holds the accounts' lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_begin_accounts(driver: &Driver, accounting: &HvAccounting) -> c_int {
     match driver.begin_accounts(x86::Registers.clock(), accounting) {
@@ -721,7 +725,7 @@ pub extern "C" fn perfctr_core_begin_accounts(driver: &Driver, accounting: &HvAc
     }
 }
 
-/// Ends the accounting. Returns whether there was one.  C holds the accounts' lock.
+/// Ends the accounting. Returns whether there was one. C holds the accounts' lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_end_accounts(driver: &Driver) -> bool {
     driver.end_accounts()
@@ -739,8 +743,9 @@ pub extern "C" fn perfctr_core_wants_accounts(driver: &Driver, answer: &mut HvAc
     }
 }
 
-/// Adds a vCPU's account to the answer, if it was asked for. Returns whether there is room for
-/// more.
+/// Adds a vCPU's account to the answer, if it was asked for.
+///
+/// Returns whether there is room for more.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_add_account(
     driver: &Driver,
@@ -755,7 +760,7 @@ pub extern "C" fn perfctr_core_add_account(
 
 /// Stops guests' counters on the physical CPU of `cpu`, if somebody else has let them count.
 ///
-/// That CPU is up and executes this, which may have interrupted any other entry of this crate.  See
+/// That CPU is up and executes this, which may have interrupted any other entry of this crate. See
 /// [`Driver::close_gate`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_close_gate(cpu: &CpuObject) {
@@ -809,10 +814,10 @@ unsafe extern "C" {
     fn perfctr_glue_try_rdmsr(msr: u32, value: *mut u64) -> bool;
     /// Writes a register that may not exist. Returns whether the write has worked without a fault.
     fn perfctr_glue_try_wrmsr(msr: u32, value: u64) -> bool;
-    /// Sets the values that the hardware loads into the register that enables counters: `inside`
-    /// when the current vCPU is entered, and `outside` when it is left.
+    /// Sets the values that the hardware loads into the register that enables counters.
     ///
-    /// Interrupts are disabled.  The core calls this only for guests whose gate is `Gate::Entry`.
+    /// It loads `inside` when the current vCPU is entered, and `outside` when it is left.
+    /// Interrupts are disabled. The core calls this only for guests whose gate is `Gate::Entry`.
     fn perfctr_glue_load_at_switch(inside: u64, outside: u64);
     /// Copies the hypercall's argument from the guest. Returns 0 or a negative error number.
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;
@@ -822,22 +827,25 @@ unsafe extern "C" {
     ///
     /// Returns 0 or a negative error number.
     fn perfctr_glue_permits(control: bool) -> c_int;
-    /// Returns the driver's part of the current domain, and stores whether it is the control
-    /// domain.
+    /// Returns the driver's part of the current domain, and fills in `controls`.
+    ///
+    /// `controls` says whether it is the control domain.
     fn perfctr_glue_domain(controls: *mut bool) -> *const DomainObject;
     /// Stores the kind of the current domain. Returns false if the domain can have no counters.
     fn perfctr_glue_guest(guest: *mut Guest) -> bool;
-    /// Returns this physical CPU's object.  Interrupts are disabled.
+    /// Returns this physical CPU's object. Interrupts are disabled.
     fn perfctr_glue_cpu() -> *const CpuObject;
-    /// Returns the current vCPU's object, or null.  Interrupts are disabled.
+    /// Returns the current vCPU's object, or null. Interrupts are disabled.
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
     /// Returns the current domain's number; see `HvQuery::machine`.
     fn perfctr_glue_machine() -> u64;
-    /// Makes the host give its counters to the driver, if the current vCPU has a page and may
-    /// count. Returns 0 or a negative error number.  This may wait.
+    /// Takes the counters from the host, if the current vCPU has a page and may count.
+    ///
+    /// Returns 0 or a negative error number. This may wait.
     fn perfctr_glue_take_counters() -> c_int;
-    /// Pins the frame, and registers it for the current vCPU or goes on with it. Returns 0 or an
-    /// error.
+    /// Pins the frame, and registers it for the current vCPU, or lets the vCPU go on from it.
+    ///
+    /// Returns 0 or a negative error number.
     fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
     /// Unregisters the page of the current vCPU, which has one.
     ///
@@ -875,6 +883,6 @@ fn from_return(value: c_int) -> Result<(), Errno> {
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // No linked object has this: the build refuses an object that refers to panicking code.
+    // Nothing calls this: the build refuses an object that refers to panicking code.
     loop {}
 }

@@ -39,12 +39,12 @@ impl CpuObject {
         unsafe { &*self.driver }
     }
 
-    /// See [`ExpectedInterrupts::explains_beside_entry`].  An NMI may call this at any moment.
+    /// See [`ExpectedInterrupts::explains_beside_entry`]. An NMI may call this at any moment.
     pub(crate) fn explains_nmi(&self, is_masked: bool) -> bool {
         self.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
     }
 
-    /// See [`Driver::sample`].  Returns whose the NMI is that has just come here; see [`Nmi::of`].
+    /// See [`Driver::sample`]. Returns whose the NMI is that has just come here; see [`Nmi::of`].
     /// An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn sample(
         &self,
@@ -63,7 +63,7 @@ impl CpuObject {
         Nmi::of(hosts, guests, is_masked, caps)
     }
 
-    /// See [`Driver::close_gate`].  An NMI may call this at any moment once the CPU has come up.
+    /// See [`Driver::close_gate`]. An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn close_gate(&self) {
         self.driver().close_gate(&X86Pmu { expected: &self.expected });
     }
@@ -102,7 +102,7 @@ impl<'a> OnCpu<'a> {
     #[inline(always)]
     pub(crate) fn cpu(&mut self) -> ThisCpu<'_, X86Pmu<'a>> {
         // SAFETY: this is the only right to use the CPU, and it stays borrowed for as long as the
-        // result lives. An NMI uses only `expected`.
+        // result lives. An NMI does not use `pcpu`.
         let pcpu = unsafe { &mut *self.cpu.pcpu.get() };
         let (driver, number) = (self.cpu.driver(), self.cpu.number);
         ThisCpu { driver, pcpu, pmu: &self.pmu, number }
@@ -120,7 +120,7 @@ pub(crate) fn without_interrupts<R>(work: impl FnOnce(&mut OnCpu<'_>) -> R) -> R
     // is compiled without a red zone.
     unsafe { asm!("pushfq", "pop {}", "cli", out(reg) flags) };
     // SAFETY: interrupts are disabled until `work` has returned, and nobody uses the reference
-    // after that.  The object is this CPU's, in C's static memory.  No entry with the right to use
+    // after that. The object is this CPU's, in C's static memory. No entry with the right to use
     // this CPU is under way here, because hypercalls are served with interrupts enabled.
     let result = work(&mut unsafe { OnCpu::new(&*perfctr_glue_cpu()) });
     if flags & RFLAGS_IF != 0 {

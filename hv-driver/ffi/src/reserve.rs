@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Exports to C the decision who has the counters.
+//! Lets C ask who has the counters, and makes C take them or give them back.
 
 use core::ffi::c_int;
 
@@ -9,38 +9,38 @@ use shared_abi::Errno;
 
 use crate::from_return;
 
-/// A step that the core has the host do.
+/// A step that the core makes the host do.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum HostStep {
-    /// Reserve all counters; returns 1, or 0 if somebody else has one.
+    /// Reserves all counters. Returns 1, or 0 if somebody else has one.
     Reserve,
-    /// Give up the reserved counters.
+    /// Gives up the reserved counters.
     Release,
-    /// Return 1 if the hard-lockup watchdog is switched on, or 0.
+    /// Returns 1 if the hard-lockup watchdog is switched on, or 0.
     WatchdogIsOn,
-    /// Switch the watchdog on.
+    /// Switches the watchdog on.
     WatchdogOn,
-    /// Switch the watchdog off.
+    /// Switches the watchdog off.
     WatchdogOff,
-    /// Have every CPU count for guests; returns 0 or a negative error number.
+    /// Makes every CPU count for guests. Returns 0 or a negative error number.
     TakeCpus,
-    /// Return every CPU to its former state.
+    /// Restores every CPU to its state before guests counted.
     GiveCpusBack,
-    /// Log that no guest can count, because perf has the counters.
+    /// Logs that no guest can count, because perf has the counters.
     LogPerfHasCounters,
-    /// Log that guests count.
+    /// Logs that guests count.
     LogGuestsCount,
-    /// Log that the watchdog is stopped.
+    /// Logs that the watchdog is stopped.
     LogWatchdogStopped,
-    /// Log that the watchdog runs again.
+    /// Logs that the watchdog runs again.
     LogWatchdogRuns,
-    /// Log that the watchdog does not run again.
+    /// Logs that the watchdog does not run again.
     LogWatchdogLost,
 }
 
 unsafe extern "C" {
-    /// Does one step, and returns the result that the step names, or 0.  It may sleep.
+    /// Does one step, and returns the result that the step names, or 0. It may sleep.
     fn perfctr_glue_host_step(step: HostStep) -> c_int;
 }
 
@@ -49,7 +49,7 @@ struct Linux;
 
 /// Makes the glue carry out a step, and returns the step's result.
 fn carry_out(step: HostStep) -> c_int {
-    // SAFETY: each step is the glue's own work.  It touches nothing that belongs to the core, and
+    // SAFETY: each step is the glue's own work. It touches nothing that belongs to the core, and
     // calls none of the core's entries about reservations.
     unsafe { perfctr_glue_host_step(step) }
 }

@@ -20,7 +20,7 @@ impl Counters for Registers {
     #[inline(always)]
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: RDPMC faults for a counter that does not exist, and changes nothing else.  The
+        // SAFETY: RDPMC faults for a counter that does not exist, and changes nothing else. The
         // core passes indices of slots that CPUID has announced. When this CPU came up, the core
         // read and wrote each of these counters where C catches a fault.
         unsafe {
@@ -63,7 +63,7 @@ impl Pmu for X86Pmu<'_> {
     #[inline(always)]
     fn read_register(&self, msr: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: RDMSR faults for a register that does not exist, and changes nothing.  The core
+        // SAFETY: RDMSR faults for a register that does not exist, and changes nothing. The core
         // reads registers of the PMU that CPUID has announced, and it tried them when this CPU came
         // up.
         unsafe {
@@ -76,7 +76,7 @@ impl Pmu for X86Pmu<'_> {
     #[inline(always)]
     fn write_register(&self, msr: u32, value: u64) {
         // SAFETY: the core writes registers of the PMU that it tried when this CPU came up, and in
-        // an event select only bits that `Config::new` lets a guest set.  None of these registers
+        // an event select only bits that `Config::new` lets a guest set. None of these registers
         // makes the PMU write to memory: PEBS would, but the core only ever clears its register.
         unsafe {
             asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
@@ -86,7 +86,7 @@ impl Pmu for X86Pmu<'_> {
 
     #[inline(always)]
     fn load_at_switch(&self, inside: u64, outside: u64) {
-        // SAFETY: C keeps two numbers for the vCPU that is current here.  The hardware loads them
+        // SAFETY: C keeps two numbers for the vCPU that is current here. The hardware loads them
         // into the register that enables counters, and their bits are those of the driver's
         // counters.
         unsafe { perfctr_glue_load_at_switch(inside, outside) }
@@ -103,7 +103,7 @@ impl Probe for X86Pmu<'_> {
     }
 
     fn try_write_register(&self, msr: u32, value: u64) -> bool {
-        // SAFETY: C catches the fault of a register that does not exist.  The core tries only
+        // SAFETY: C catches the fault of a register that does not exist. The core tries only
         // registers of the PMU, with values that let nothing count beyond user mode.
         unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }

@@ -95,15 +95,8 @@ static void go_down(void)
 }
 
 /*
- * No vCPU executes on a CPU that comes up before this has returned.
- *
- * When a CPU goes down, the scheduler moves each thread that it picks there to
- * another CPU before this is called, but it waits for the last thread only
- * afterwards. A module cannot have a later state. So a vCPU may still be
- * switched in here, though its thread hardly gets as far as the guest. Then it
- * counts nothing until the guest's module loads its events again.
- *
- * Whatever the CPU says, the driver stays on.
+ * No vCPU executes on a CPU that comes up before this has returned. If the CPU
+ * cannot count, the driver stays on.
  */
 static int perfctr_cpu_online(unsigned int cpu)
 {
@@ -119,6 +112,13 @@ static int perfctr_cpu_online(unsigned int cpu)
 	return 0;
 }
 
+/*
+ * Before Linux calls this, the scheduler begins to move each thread that it
+ * picks on this CPU to another CPU. It waits for the last thread only
+ * afterwards, and a module cannot be called later. So a vCPU may still be
+ * switched in here, and it is unlikely that it enters the guest. If it does, it
+ * counts nothing until the guest's module loads its events again.
+ */
 static int perfctr_cpu_offline(unsigned int cpu)
 {
 	unsigned long flags;
@@ -133,8 +133,8 @@ static int perfctr_cpu_offline(unsigned int cpu)
 }
 
 /*
- * The boot CPU executes this, which does not go offline when the machine
- * sleeps.
+ * The boot CPU executes this before the machine sleeps, because that CPU does
+ * not go offline.
  */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
@@ -270,7 +270,7 @@ static int get_query(char *text, const struct kernel_param *unused)
 
 static const struct kernel_param_ops perfctr_stats_ops = { .get = get_stats };
 
-/* Shows what the driver has done, as OP_STATS does on Xen. */
+/* Shows what the driver has done, as OP_STATS does in Xen. */
 module_param_cb(perfctr_stats, &perfctr_stats_ops, NULL, 0400);
 
 static const struct kernel_param_ops perfctr_query_ops = { .get = get_query };

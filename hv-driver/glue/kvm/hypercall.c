@@ -114,7 +114,7 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 }
 
 /*
- * On KVM no counter is kept for the host itself, so the core does not call
+ * In KVM no counter is kept for the host itself, so the core does not call
  * these.
  */
 int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile)

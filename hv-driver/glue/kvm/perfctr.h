@@ -53,9 +53,9 @@ bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu);
 bool perfctr_rdpmc(struct kvm_vcpu *vcpu);
 
 /*
- * Stores the values of IA32_PERF_GLOBAL_CTRL in the vCPU's guest and after it.
- * They are equal if the register need not change. Returns false while the
- * driver does not have the PMU.
+ * Stores the values that IA32_PERF_GLOBAL_CTRL has to have while the vCPU's
+ * guest executes, and after the guest was left. They are equal if the register
+ * need not change. Returns false while the driver does not have the PMU.
  */
 bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside);
 

@@ -46,7 +46,9 @@ static void revoke_here(void *data)
 	if (!vcpu || vcpu->kvm != data)
 		return;
 	p = vcpu->arch.perfctr;
-	/* A vCPU that is not switched in now stops at its next switch. */
+	/*
+	 * A vCPU that is not switched in now is stopped when it is switched in.
+	 */
 	if (p && p->in &&
 	    perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p),
 				perfctr_core_of_machine(vcpu->kvm), false))

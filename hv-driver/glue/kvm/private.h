@@ -31,15 +31,24 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 	return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* Sends the PMU's interrupt, by the guest's entry for it in its own APIC. */
+/*
+ * Sends the guest the PMU's interrupt, by the entry for the PMU in the vCPU's
+ * local APIC.
+ */
 static inline void perfctr_notify(struct kvm_vcpu *vcpu)
 {
 	kvm_make_request(KVM_REQ_PMI, vcpu);
 }
 
-/* cpu.c: this is set once. The driver does nothing while it is false. */
+/*
+ * cpu.c: whether the driver is on. This is set once. The driver does nothing
+ * while it is false.
+ */
 extern bool perfctr_on;
-/* Set before perfctr_on: the core is called at each entry to a guest of SVM. */
+/*
+ * Whether the core is called at each entry to a guest of SVM. This is set
+ * before perfctr_on.
+ */
 extern bool perfctr_counts_entries;
 struct perfctr_core_driver *perfctr_driver(void);
 /* From this call on CPUs may be taken, also those that come up later. */
@@ -101,8 +110,8 @@ perfctr_core_of_machine(const struct kvm *kvm)
 int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p);
 void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p);
 /*
- * Returns when the driver has the counters if they are needed, or else the
- * host.
+ * Takes the counters if a machine needs them, and gives them back to the host
+ * if none does. Returns when that is done or has failed.
  */
 void perfctr_settle_counters(void);
 /* Gives the counters back when no machine is left. */
@@ -118,7 +127,10 @@ static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
 
 /* policy.c: returns whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
-/* Returns a number that changes by a restoration and by a new permission. */
+/*
+ * Returns the machine's number, which is another one after the machine was
+ * restored or was allowed to count.
+ */
 u64 perfctr_machine(struct kvm *kvm);
 /* Makes and removes the file in which the host's administrator sees machines. */
 int perfctr_show_machines(void);

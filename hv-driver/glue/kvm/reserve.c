@@ -32,7 +32,10 @@
 /* Modules have no other way to switch the kernel's watchdog on and off. */
 #define PERFCTR_WATCHDOG "/proc/sys/kernel/nmi_watchdog"
 
-/* Protects the reservation, and the decision who has the counters. */
+/*
+ * Protects the reservation. The worker also holds it while it takes the
+ * counters or gives them back.
+ */
 static DEFINE_MUTEX(perfctr_reserve_lock);
 static u64 perfctr_reservation[PERFCTR_RESERVATION_BYTES / sizeof(u64)];
 static DEFINE_RATELIMIT_STATE(perfctr_busy_log, 60 * HZ, 1);
@@ -216,8 +219,9 @@ void perfctr_stop_counters(void)
 }
 
 /*
- * After this the counters stay while the vCPU needs them. Returns 0 if the
- * driver has them, or an error. Then may_try says whether to settle.
+ * Notes that the vCPU needs the counters. If the driver has them, it keeps them
+ * as long as the vCPU needs them. Returns 0 if the driver has them, or an
+ * error. may_try says whether the driver could take them now.
  */
 static int join(struct kvm *kvm, struct perfctr_vcpu *p, bool *may_try)
 {

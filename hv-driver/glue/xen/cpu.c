@@ -192,7 +192,10 @@ bool __init perfctr_take_cpus(void)
     return all;
 }
 
-/* The local APIC masks its entry when it delivers. This unmasks the entry. */
+/*
+ * Intel's local APICs mask the entry for the PMU when they deliver an interrupt
+ * by it. This unmasks the entry.
+ */
 void perfctr_unmask_interrupt(void)
 {
     apic_write(APIC_LVTPC,

@@ -28,7 +28,10 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
-/* Returns the other user in Xen of the counters or branch records, or NULL. */
+/*
+ * Returns what else in Xen uses the counters or the branch records, or NULL if
+ * nothing does.
+ */
 static const char *__init other_owner(void)
 {
     if ( vpmu_mode != XENPMU_MODE_OFF )

@@ -26,14 +26,20 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
     return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* cpu.c: set once at boot. The driver does nothing while it is false. */
+/*
+ * cpu.c: whether the driver is on. This is set once, at boot. The driver does
+ * nothing while it is false.
+ */
 extern bool perfctr_on;
 /*
- * Set once, before perfctr_on: the core is called at each entry to a guest of
- * SVM.
+ * Whether the core is called at each entry to a guest of SVM. This is set once,
+ * before perfctr_on.
  */
 extern bool perfctr_counts_entries;
-/* Set once, before perfctr_on: CPUs may have to account at a switch. */
+/*
+ * Whether CPUs may have to account at a switch. This is set once, before
+ * perfctr_on.
+ */
 extern bool perfctr_keeps_accounts;
 struct perfctr_core_driver *perfctr_driver(void);
 /* Takes over every CPU that is up, and later each one that comes up. */

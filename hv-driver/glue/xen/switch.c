@@ -49,7 +49,7 @@ void perfctr_switch_from(struct vcpu *v)
 
     if ( p )
         switch_from(v, p);
-    /* This comes last, so that v's own account has it. */
+    /* This comes last, so that v's account also has the work above. */
     if ( unlikely(perfctr_keeps_accounts) && perfctr_is_accounting() )
         perfctr_account_current(v);
 }

@@ -51,8 +51,8 @@ void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
                             VMX_MSR_GUEST_LOADONLY);
     at_exit = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL, VMX_MSR_HOST);
     /*
-     * They were added before the vCPU got its page; without them it would count
-     * Xen.
+     * The entries were added before the vCPU got its page. Without them its
+     * counters would also count Xen.
      */
     if ( !at_entry || !at_exit )
     {
@@ -76,9 +76,9 @@ void perfctr_vmx_intercept_rdpmc(struct vcpu *v, bool intercept)
 }
 
 /*
- * Xen copies the other registers before it enables interrupts. The mode is in
- * the VMCS, so it is unknown if another vCPU's VMCS was loaded at the
- * interrupt.
+ * Xen copies the other registers from the VMCS before it enables interrupts.
+ * The mode is only in the VMCS. It is unknown if the interrupt has come while
+ * Xen had loaded another vCPU's VMCS.
  */
 void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place)
 {

@@ -9,7 +9,7 @@ use criterion::measurement::{Measurement, ValueFormatter};
 use perfctr::nested::Source;
 use perfctr::{Error, Event, Session};
 
-/// Number of empty measurements.  The least of their counts is the cost of a measurement.
+/// Number of empty measurements. The least of their counts is the cost of a measurement.
 const CALIBRATIONS: usize = 16;
 
 /// A measurement that counts an event of the calling thread.
@@ -98,7 +98,7 @@ impl<S: Source> Measurement for Counted<S> {
     }
 }
 
-/// The units of counts.  Criterion wants them to live as long as the program.
+/// The units of counts. Criterion wants them to live as long as the program.
 #[derive(Clone, Copy)]
 struct Units {
     event: &'static str,

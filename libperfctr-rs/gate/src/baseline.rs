@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Reads and writes the file of what benchmarks have counted before.
 //!
-//! It is meant to be kept in version control: it is sorted and has a line for each number.  Readers
+//! It is meant to be kept in version control: it is sorted and has a line for each number. Readers
 //! ignore fields that they do not know.
 
 use std::collections::BTreeMap;

@@ -26,15 +26,15 @@ use crate::verdict::{Compared, Verdict, WORSE};
 
 /// What is counted.
 const EVENT: Event = Event::INSTRUCTIONS.user();
-/// Number of runs of a benchmark whose counts are taken.  The first one also executes what a
+/// Number of runs of a benchmark whose counts are taken. The first one also executes what a
 /// program does only once.
 const RUNS: usize = 5;
 /// Number of runs of a benchmark, with those that something has disturbed.
 const ATTEMPTS: u32 = 1_000;
-/// The variable that is set only for the process that runs the benchmarks.  Its value is the text
+/// The variable that is set only for the process that runs the benchmarks. Its value is the text
 /// that a benchmark's name has to contain.
 const FILTER: &str = "PERFCTR_GATE_FILTER";
-/// The file to which that process writes the counts.  It is a pipe in place of the standard input,
+/// The file to which that process writes the counts. It is a pipe in place of the standard input,
 /// since benchmarks may print to the standard output.
 const COUNTS: &str = "/proc/self/fd/0";
 /// The exit status if something could not be counted or compared.
@@ -64,14 +64,14 @@ struct Options {
     /// them.
     #[arg(short, long)]
     update: bool,
-    /// Counts; `cargo bench` says this.  Otherwise each benchmark is called once.
+    /// Counts; `cargo bench` says this. Otherwise each benchmark is called once.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 /// Something that counts what a closure executes.
 trait Counter {
-    /// Calls `body`, and returns its count.  Returns `None` if something has disturbed the reading.
+    /// Calls `body`, and returns its count. Returns `None` if something has disturbed the reading.
     fn measure(&self, body: &mut dyn FnMut()) -> Result<Option<u64>, Error>;
 }
 
@@ -98,7 +98,7 @@ pub struct Gate {
 impl Gate {
     /// Counts the instructions that a call of `body` executes in user mode.
     ///
-    /// `body` is called several times, and has to do the same each time.  What it returns is
+    /// `body` is called several times, and has to do the same each time. What it returns is
     /// dropped after the counters are read.
     pub fn count<R>(&mut self, name: &str, mut body: impl FnMut() -> R) {
         if !name.contains(&self.filter) {
@@ -154,7 +154,7 @@ impl Comparison {
         self.measured.insert(name.to_owned(), now);
     }
 
-    /// Writes the baseline if that is asked for.  Returns the program's status.
+    /// Writes the baseline if that is asked for. Returns the program's status.
     fn finish(mut self) -> Result<u8, Error> {
         if self.failed {
             return Ok(FAILURE);
@@ -225,7 +225,7 @@ fn measure(
     gate.measured
 }
 
-/// Compares what the benchmarks count with the baseline.  Returns the program's status.
+/// Compares what the benchmarks count with the baseline. Returns the program's status.
 fn compare(options: Options, benchmarks: &[fn(&mut Gate)]) -> Result<u8, Error> {
     if !options.bench {
         measure(options.filter, None, benchmarks);
@@ -242,7 +242,7 @@ fn compare(options: Options, benchmarks: &[fn(&mut Gate)]) -> Result<u8, Error> 
 }
 
 /// Runs the benchmarks in another process of this program, whose addresses and environment are the
-/// same each time, and returns its counts.  Returns `None` if that process has failed, and has
+/// same each time, and returns its counts. Returns `None` if that process has failed, and has
 /// printed why.
 fn measure_in_a_process_of_its_own(options: &Options) -> Result<Option<Measured>, Error> {
     let fixed = surroundings::make_repeatable(&options.passed)?;
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// Compares these counts.  Returns the program's status.
+    /// Compares these counts. Returns the program's status.
     fn status_of(file: &Baselines, words: &[&str], measured: Measured) -> u8 {
         let options = options(&[&[&*file.option()], words].concat());
         let mut comparison = Comparison::new(options).unwrap();
@@ -362,7 +362,7 @@ mod tests {
         comparison.finish().unwrap()
     }
 
-    /// Runs a benchmark whose calls execute so many instructions.  Returns the program's status.
+    /// Runs a benchmark whose calls execute so many instructions. Returns the program's status.
     fn status(file: &Baselines, words: &[&str], calls: [u64; RUNS]) -> u8 {
         let (fake, mut calls) = (Fake::default(), calls.into_iter());
         let measured = fake.counted("sort", || fake.work(calls.next().unwrap()));

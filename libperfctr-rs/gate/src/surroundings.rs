@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Gives programs the same surroundings in each run, so that they execute the same.
+//! Gives programs the same surroundings, which are their addresses and their environment, in each
+//! run, so that they execute the same instructions.
 //!
 //! Two things that differ between runs decide how much a program executes although it does nothing
 //! else: the addresses of its memory, and its environment, whose size moves the stack and which C
-//! libraries search.  The environment also carries the seeds of interpreters' hash tables.
+//! libraries search. The environment also carries the seeds of interpreters' hash tables.
 
 use std::env;
 use std::ffi::OsString;

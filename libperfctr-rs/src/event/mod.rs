@@ -19,7 +19,7 @@ use shared_abi::events::Generic;
 /// An event to count, with the modes in which it counts, and its physical counter if that matters.
 ///
 /// It counts in user mode and in kernel mode unless [`user`](Self::user) or
-/// [`kernel`](Self::kernel) selects one of them.  The library finds a free counter, a fixed one if
+/// [`kernel`](Self::kernel) selects one of them. The library finds a free counter, a fixed one if
 /// it can, unless [`on`](Self::on) names the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -44,7 +44,7 @@ pub(crate) enum What {
     Software(u32),
 }
 
-/// The names of [`Event`]s.  An event is printed with the first of its names.
+/// The names of [`Event`]s. An event is printed with the first of its names.
 const NAMES: [(What, &[&str]); 12] = [
     (What::Generic(Generic::Instructions), &["instructions"]),
     (What::Generic(Generic::Cycles), &["cycles", "cpu-cycles"]),
@@ -80,7 +80,7 @@ impl Event {
     /// counter).
     pub const REF_CYCLES: Self = Self::new(What::Generic(Generic::ReferenceCycles));
 
-    /// The time for which threads execute, unit: ns.  The kernel counts this event, so a
+    /// The time for which threads execute, unit: ns. The kernel counts this event, so a
     /// [`Watch`](crate::watch::Watch) can have it, and a session cannot.
     pub const TASK_CLOCK: Self = Self::new(What::Software(perf::PERF_COUNT_SW_TASK_CLOCK));
     /// Page faults, which the kernel counts like [`TASK_CLOCK`](Self::TASK_CLOCK).
@@ -91,7 +91,7 @@ impl Event {
     /// Moves of threads to another CPU, which the kernel counts, in kernel mode only.
     pub const CPU_MIGRATIONS: Self = Self::new(What::Software(perf::PERF_COUNT_SW_CPU_MIGRATIONS));
 
-    /// Iterates over the events that have names.  Each counts in both modes.
+    /// Iterates over the events that have names. Each counts in both modes.
     pub fn named() -> impl Iterator<Item = Self> {
         NAMES.iter().map(|&(what, _)| Self::new(what))
     }
@@ -124,13 +124,13 @@ impl Event {
         Self { slot: Some(slot), ..self }
     }
 
-    /// Makes the event sample.  Whenever the count reaches a multiple of `period`, the counter
+    /// Makes the event sample. Whenever the count reaches a multiple of `period`, the counter
     /// overflows and the thread gets a signal or a record, see [`overflow`](crate::overflow).
     ///
-    /// The period's unit is events.  A session refuses a period above [`PERIOD_EVENTS_MAX`] when it
-    /// starts; a period of 0 means that the event does not sample.  If the period is below 1,000,
-    /// several periods pass between two overflows, so that the thread makes progress.  The host may
-    /// allow even fewer overflows.  Counts stay exact.
+    /// The period's unit is events. A session refuses a period above [`PERIOD_EVENTS_MAX`] when it
+    /// starts; a period of 0 means that the event does not sample. If the period is below 1,000,
+    /// several periods pass between two overflows, so that the thread makes progress. The host may
+    /// allow even fewer overflows. Counts stay exact.
     ///
     /// [`PERIOD_EVENTS_MAX`]: shared_abi::limits::PERIOD_EVENTS_MAX
     pub const fn every(self, period: u64) -> Self {
@@ -140,8 +140,8 @@ impl Event {
     /// Makes a session accept the event even if the library does not know that this CPU has it.
     ///
     /// The library knows Intel's architectural events, which CPUID announces, and the events of
-    /// AMD's that every family since 0FH counts.  An event that the CPU does not have usually
-    /// counts nothing, without an error.  Find the event in the manual of the CPU, and check its
+    /// AMD's that every family since 0FH counts. An event that the CPU does not have usually
+    /// counts nothing, without an error. Find the event in the manual of the CPU, and check its
     /// counts with a program whose counts are known.
     pub const fn unverified(self) -> Self {
         Self { verified: false, ..self }

@@ -72,7 +72,7 @@ fn similar(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
 }
 
 /// Parses an event as perf's users write it: `instructions`, `cycles:u`, `r4f2e:k`,
-/// `cpu/event=0xc4,umask=1/u`, `branches/period=100003/u`.  With the feature `pfm` this CPU's own
+/// `cpu/event=0xc4,umask=1/u`, `branches/period=100003/u`. With the feature `pfm` this CPU's own
 /// events can be named as in libpfm4, too: `INST_RETIRED:ANY_P:u`.
 ///
 /// ```
@@ -105,7 +105,7 @@ impl FromStr for Event {
 }
 
 impl Event {
-    /// Parses a list of events with commas between.  Commas between slashes are an event's own.
+    /// Parses a list of events with commas between. Commas between slashes are an event's own.
     ///
     /// ```
     /// use perfctr::Event;

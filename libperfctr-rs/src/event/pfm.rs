@@ -2,7 +2,7 @@
 //! Access to libpfm4, which knows names and encodings of each CPU's own events.
 //!
 //! The library is opened only when an event's name is otherwise unknown, so that programs start
-//! without it.  Types and numbers are those of `perfmon/pfmlib.h` of libpfm 4.
+//! without it. Types and numbers are those of `perfmon/pfmlib.h` of libpfm 4.
 #![expect(unsafe_code, reason = "calls a C library")]
 
 use std::collections::BTreeSet;
@@ -95,7 +95,7 @@ struct EncodeArgument {
 const _: () = assert!(size_of::<PmuInfo>() == 56 && size_of::<EventInfo>() == 64);
 const _: () = assert!(size_of::<AttributeInfo>() == 64 && size_of::<EncodeArgument>() == 32);
 
-/// The library's functions.  They stay valid, since the library is never closed.
+/// The library's functions. They stay valid, since the library is never closed.
 struct Pfm {
     pmu_info: unsafe extern "C" fn(c_int, *mut PmuInfo) -> c_int,
     event_info: unsafe extern "C" fn(c_int, c_int, *mut EventInfo) -> c_int,
@@ -244,7 +244,7 @@ impl Pfm {
             count: 0,
             index: 0,
         };
-        // SAFETY: `size` is the size of the argument.  `codes` is null, so the library allocates
+        // SAFETY: `size` is the size of the argument. `codes` is null, so the library allocates
         // the words.
         let error = unsafe { (self.encode)(name.as_ptr(), PLM_ALL, OS_NONE, &raw mut argument) };
         if error != SUCCESS {

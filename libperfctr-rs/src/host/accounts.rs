@@ -33,11 +33,11 @@ pub struct Divided {
 pub struct HostAccount {
     /// The number of its domain, such as [`IDLE_DOMAIN`](super::IDLE_DOMAIN).
     pub domain: u32,
-    /// Its number in that domain.  An idle one has the number of its physical CPU.
+    /// Its number in that domain. An idle one has the number of its physical CPU.
     pub vcpu: u32,
     /// All of its events.
     pub sum: u64,
-    /// The same sum, divided by who has executed the events: the vCPU or the hypervisor.  It is
+    /// The same sum, divided by who has executed the events: the vCPU or the hypervisor. It is
     /// `None` if the processor does not distinguish the domain's kernel from the hypervisor, as
     /// Intel's do not for PVH and HVM domains.
     pub divided: Option<Divided>,
@@ -84,12 +84,12 @@ impl HostAccounts {
     }
 
     /// Reads the accounts of all virtual CPUs that there are, in the order of domains and virtual
-    /// CPUs, those of the idle domain last.  This must be called at least once in ten seconds.
+    /// CPUs, those of the idle domain last. This must be called at least once in ten seconds.
     ///
     /// # Errors
     ///
     /// [`Error::NotAccounted`]: the accounting has ended, because accounts were not read for too
-    /// long.  [`Error::Malformed`].
+    /// long. [`Error::Malformed`].
     pub fn read(&self) -> Result<Vec<HostAccount>, Error> {
         collect(|asked| {
             self.xen.call(OP_ACCOUNTS_READ, asked).map_err(|error| match error.raw_os_error() {

@@ -13,7 +13,7 @@ use super::{Domain, Driver, LISTING, Limits};
 use crate::error::Error;
 
 const PARAMETERS: &str = "/sys/module/kvm/parameters";
-/// The parameter that turns the driver on.  A KVM without the driver does not have it.
+/// The parameter that turns the driver on. A KVM without the driver does not have it.
 pub(super) const OPTION: &str = "/sys/module/kvm/parameters/perfctr";
 
 /// The file in which the driver lists machines.
@@ -27,7 +27,7 @@ pub(super) struct Kvm {
 }
 
 impl Kvm {
-    /// Finds the parameters.  Returns `None` if no module of KVM's contains the driver.
+    /// Finds the parameters. Returns `None` if no module of KVM's contains the driver.
     pub(super) fn find() -> Option<Self> {
         let files = || Self { parameters: PARAMETERS.into(), machines: MACHINES.into() };
         Path::new(OPTION).exists().then(files)
@@ -37,7 +37,7 @@ impl Kvm {
         fs::read_to_string(self.parameters.join(name))
     }
 
-    /// Asks the driver what it can do.  The parameter has one 64-bit word of the answer in each
+    /// Asks the driver what it can do. The parameter has one 64-bit word of the answer in each
     /// line.
     pub(super) fn driver(&self) -> Result<Driver, Error> {
         let text = self.read("perfctr_query").map_err(Error::kernel("ask KVM's driver"))?;

@@ -29,7 +29,7 @@ pub use xen::Xen;
 pub struct Driver {
     /// Major and minor version of its interface.
     pub abi: (u32, u32),
-    /// Whether the calling domain may count.  This is false on a host with KVM, which is not a
+    /// Whether the calling domain may count. This is false on a host with KVM, which is not a
     /// domain.
     pub allows: bool,
     /// The counters that guests may use.
@@ -75,7 +75,7 @@ pub struct Domain {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "callers write limits down, and add `..default()`")]
 pub struct Limits {
-    /// The most counters that each virtual CPU may have loaded, or 0 for as many as there are.  The
+    /// The most counters that each virtual CPU may have loaded, or 0 for as many as there are. The
     /// machine gets the general counters first, and then the fixed ones.
     pub counters: u32,
     /// The most overflows of each virtual CPU that interrupt in a millisecond, or 0 for as many as
@@ -159,8 +159,8 @@ impl Host {
         }
     }
 
-    /// Lets a virtual machine count, or forbids it.  A machine that is forbidden to count stops at
-    /// once.  `id` is the domain's number on Xen, and the number of the process that has made the
+    /// Lets a virtual machine count, or forbids it. A machine that is forbidden to count stops at
+    /// once. `id` is the domain's number on Xen, and the number of the process that has made the
     /// machine on KVM.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ impl Host {
 
     /// Lets a virtual machine count within limits of its own, in place of those that it had.
     ///
-    /// The guest's kernel module learns of a limit of counters when it is loaded.  A guest that
+    /// The guest's kernel module learns of a limit of counters when it is loaded. A guest that
     /// loads more later gets `ESTALE`, until its module is loaded anew.
     ///
     /// # Errors
@@ -213,7 +213,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// Those of [`HostAccounts::start`].  [`Error::NotAccounted`]: this is a KVM host.
+    /// Those of [`HostAccounts::start`]. [`Error::NotAccounted`]: this is a KVM host.
     pub fn accounts(self, event: Event) -> Result<HostAccounts, Error> {
         match self.0 {
             Hypervisor::Xen(xen) => HostAccounts::start(xen, event),

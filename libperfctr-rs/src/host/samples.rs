@@ -90,7 +90,7 @@ impl HostSample {
     }
 }
 
-/// A session of samples.  When it is dropped, sampling ends.  If the process is killed, sampling
+/// A session of samples. When it is dropped, sampling ends. If the process is killed, sampling
 /// ends by itself two seconds later.
 #[derive(Debug)]
 pub struct HostSamples {
@@ -109,7 +109,7 @@ impl HostSamples {
     ///
     /// # Errors
     ///
-    /// [`Error::NotSampled`] says why the host cannot be sampled.  [`Error::EventNotAvailable`],
+    /// [`Error::NotSampled`] says why the host cannot be sampled. [`Error::EventNotAvailable`],
     /// and those of [`Xen::driver`].
     pub fn start(
         xen: Xen,
@@ -149,7 +149,7 @@ impl HostSamples {
         self.cpus.iter().map(|&(cpu, _)| cpu)
     }
 
-    /// Takes the samples that there are, those of each physical CPU in their order.  This must be
+    /// Takes the samples that there are, those of each physical CPU in their order. This must be
     /// called at least once in two seconds.
     ///
     /// # Errors

@@ -32,10 +32,10 @@ pub struct Symbol {
 pub(super) struct Question {
     command: u32,
     interface_version: u32,
-    /// In: the size of the buffer for the name.  Out: the name's length, including the zero at its
+    /// In: the size of the buffer for the name. Out: the name's length, including the zero at its
     /// end.
     name_bytes: u32,
-    /// In: the symbol's number.  Out: the next symbol's number, or the same number if there is
+    /// In: the symbol's number. Out: the next symbol's number, or the same number if there is
     /// none.
     number: u32,
     name_address: u64,

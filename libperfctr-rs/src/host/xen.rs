@@ -36,7 +36,7 @@ struct Hypercall {
 
 /// Access to the driver in the hypervisor of the calling domain.
 ///
-/// The administrator of any domain may ask whether that domain may count.  Only the control
+/// The administrator of any domain may ask whether that domain may count. Only the control
 /// domain's administrator may change that.
 #[derive(Debug)]
 pub struct Xen {
@@ -82,7 +82,7 @@ impl Xen {
         Driver::new(&query)
     }
 
-    /// Lets a domain count, or forbids it.  A domain that is forbidden to count stops at once.
+    /// Lets a domain count, or forbids it. A domain that is forbidden to count stops at once.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Xen {
         })
     }
 
-    /// Makes a hypercall with a copy of `value` in memory where Xen finds it.  Given the copy's
+    /// Makes a hypercall with a copy of `value` in memory where Xen finds it. Given the copy's
     /// address, `arguments` returns the hypercall's arguments, and may still change the value.
     fn hypercall<T: IntoBytes + FromBytes + Immutable>(
         &self,
@@ -159,8 +159,8 @@ impl Xen {
             .ok_or(ErrorKind::OutOfMemory)?
             .copy_from_slice(value.as_bytes());
         let privcmd = self.privcmd.as_raw_fd();
-        // SAFETY: the hypercall reads and writes only within our mapping, and nobody has a
-        // reference to the mapping meanwhile.
+        // SAFETY: the hypercall reads and writes at most `size_of::<T>()` bytes of our mapping,
+        // which has room for them, and nobody has a reference to the mapping meanwhile.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         if result < 0 {
             return Err(io::Error::last_os_error());

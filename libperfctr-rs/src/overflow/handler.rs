@@ -18,7 +18,7 @@ static HANDLERS: [AtomicPtr<()>; SIGNALS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS];
 
 /// Makes the library call `handler` for each overflow that raises `signal` in any thread of this
-/// process.  The counters go on when `handler` returns.
+/// process. The counters go on when `handler` returns.
 ///
 /// System calls that an overflow interrupts are restarted, and other arrivals of the signal are
 /// ignored.
@@ -29,9 +29,9 @@ static HANDLERS: [AtomicPtr<()>; SIGNALS] =
 ///
 /// # Safety
 ///
-/// `handler` runs in a signal handler, at any instruction of the thread that samples.  It must only
-/// do what is async-signal-safe (`signal-safety(7)`).  It may use atomics, memory that is already
-/// allocated, and thread-local variables that need no initialisation.  It must not allocate, lock,
+/// `handler` runs in a signal handler, at any instruction of the thread that samples. It must only
+/// do what is async-signal-safe (`signal-safety(7)`). It may use atomics, memory that is already
+/// allocated, and thread-local variables that need no initialisation. It must not allocate, lock,
 /// print or panic.
 ///
 /// # Errors

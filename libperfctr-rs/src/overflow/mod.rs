@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Overflows of sampling counters, and the records or signals by which a program learns of them.
 //!
-//! With [`Records`] the guest's kernel writes a record of each overflow.  The counters do not
-//! pause, and any thread takes the records later.  This costs least, and is what a profiler needs.
+//! With [`Records`] the guest's kernel writes a record of each overflow. The counters do not
+//! pause, and any thread takes the records later. This costs least, and is what a profiler needs.
 //! The other ways are for programs that must react to an overflow at once.
 //!
 //! With [`start_sampling`](crate::Session::start_sampling) a thread gets a signal at each overflow
-//! of an [`Event`](crate::Event) that has a [period](crate::Event::every).  An overflow pauses the
-//! thread's counters until the thread lets them go on.  So neither the signal handler nor other
-//! work for the sample is counted.  There are four ways to receive the signal:
+//! of an [`Event`](crate::Event) that has a [period](crate::Event::every). An overflow pauses the
+//! thread's counters until the thread lets them go on. So neither the signal handler nor other
+//! work for the sample is counted. There are four ways to receive the signal:
 //!
 //! - [`Ring`] stores each [`Sample`] when it happens, and the thread takes the samples later.
-//! - [`Queue`] keeps overflows until the program takes them, like a channel.  It has a descriptor
+//! - [`Queue`] keeps overflows until the program takes them, like a channel. It has a descriptor
 //!   that can be polled.
-//! - [`set_handler`] sets a function that is called with each [`Sample`].  It is unsafe, because
+//! - [`set_handler`] sets a function that is called with each [`Sample`]. It is unsafe, because
 //!   the function runs in a signal handler.
-//! - The program has a signal handler of its own.  It decodes the signal with
+//! - The program has a signal handler of its own. It decodes the signal with
 //!   [`Overflow::from_siginfo`] and calls [`go_on`]; both may be called in signal handlers.
 //!
 //! The `n`th signal or record of a counter means that its count has reached `n` times its period.
 //! The processor may retire some more instructions between the overflow and its interrupt (the
-//! skid).  What they count belongs to the next period, so periods do not drift.
+//! skid). What they count belongs to the next period, so periods do not drift.
 #![expect(unsafe_code, reason = "signals carry a C union, and resuming is a system call")]
 
 #[cfg(target_arch = "x86_64")]
@@ -53,11 +53,11 @@ pub struct Overflow {
 }
 
 impl Overflow {
-    /// Decodes a signal's information.  Returns `None` if the signal does not report an overflow.
+    /// Decodes a signal's information. Returns `None` if the signal does not report an overflow.
     ///
     /// It may be called in signal handlers.
     pub fn from_siginfo(info: &libc::siginfo_t) -> Option<Self> {
-        // SAFETY: every signal's information has the word of the process id.  With this code, the
+        // SAFETY: every signal's information has the word of the process id. With this code, the
         // kernel has stored the set of counters in that word.
         (info.si_code == SIGNAL_CODE).then(|| Self { counters: unsafe { info.si_pid() } as u32 })
     }
@@ -66,7 +66,7 @@ impl Overflow {
         (info.ssi_code == SIGNAL_CODE).then_some(Self { counters: info.ssi_pid })
     }
 
-    /// Returns whether counter `n` has overflowed.  Counters are numbered from 0 in the order in
+    /// Returns whether counter `n` has overflowed. Counters are numbered from 0 in the order in
     /// which they were given at the start.
     pub const fn contains(self, n: usize) -> bool {
         n < u32::BITS as usize && self.counters >> n & 1 != 0
@@ -90,7 +90,7 @@ pub struct Sample {
 
 /// Lets a thread's counters go on after an overflow.
 ///
-/// It borrows the session that it comes from.  In a signal handler, where there is nothing to
+/// It borrows the session that it comes from. In a signal handler, where there is nothing to
 /// borrow from, [`go_on`] does the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Resumer<'session>(BorrowedFd<'session>);

@@ -9,7 +9,7 @@ use super::Overflow;
 
 /// A queue from which the calling thread takes its overflows when it wants to.
 ///
-/// The signal is blocked and waits in the kernel.  The counters stay paused until the thread has
+/// The signal is blocked and waits in the kernel. The counters stay paused until the thread has
 /// [taken](Self::take) the overflow and [resumed](super::Resumer::resume) the counters.
 #[derive(Debug)]
 pub struct Queue(OwnedFd);
@@ -40,7 +40,7 @@ impl Queue {
         }
     }
 
-    /// Takes the next overflow, if there has been one.  If the signal arrived for another reason,
+    /// Takes the next overflow, if there has been one. If the signal arrived for another reason,
     /// it is dropped.
     ///
     /// # Errors

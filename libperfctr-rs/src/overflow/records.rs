@@ -28,14 +28,14 @@ pub struct Record {
     /// How long the thread had executed at the overflow, unit: TSC ticks.
     pub tsc: u64,
     /// The addresses to which the functions on the stack will return, the innermost function's
-    /// first.  They are found by frame pointers, and end at a function without one.
+    /// first. They are found by frame pointers, and end at a function without one.
     pub callers: Vec<u64>,
 }
 
 /// A thread's overflows, in a ring that the guest's kernel fills.
 ///
-/// There is no signal.  An overflow costs the thread one interrupt, in which the kernel writes the
-/// record, and the counters go on.  They also go on while the ring is full; the overflow is then
+/// There is no signal. An overflow costs the thread one interrupt, in which the kernel writes the
+/// record, and the counters go on. They also go on while the ring is full; the overflow is then
 /// counted as [lost](Self::lost).
 ///
 /// Any thread of the process may take the records, also when the session is gone:
@@ -87,7 +87,7 @@ impl Progress {
     /// Returns whether there are records that were not taken yet.
     ///
     /// If the kernel does not know how many records were taken, this first calls `give_back` with
-    /// that number, so that the kernel can reuse their places.  `written` returns how many records
+    /// that number, so that the kernel can reuse their places. `written` returns how many records
     /// the kernel has written so far, and `room` is how many the ring can hold at a time.
     fn look(
         &mut self,
@@ -114,11 +114,11 @@ impl Progress {
 pub struct Waited {
     /// Whether at least a quarter of the ring is full.
     pub ready: bool,
-    /// The thread has closed its session, or has ended.  The ring gets no further records.
+    /// The thread has closed its session, or has ended. The ring gets no further records.
     pub ended: bool,
 }
 
-/// Returns the smallest ring that has room for this many records.  Its watermark is a quarter of
+/// Returns the smallest ring that has room for this many records. Its watermark is a quarter of
 /// its records.
 ///
 /// # Errors
@@ -136,7 +136,7 @@ fn shape(room: usize, callers: usize) -> Result<RingRequest, Error> {
 }
 
 impl Records {
-    /// Gives the calling thread a ring.  The device must be bound to its counters.
+    /// Gives the calling thread a ring. The device must be bound to its counters.
     pub(crate) fn new(
         device: &Device,
         vcpus: u32,
@@ -156,7 +156,7 @@ impl Records {
         self.shape.room()
     }
 
-    /// Takes the next record.  Returns `None` if there is none now.
+    /// Takes the next record. Returns `None` if there is none now.
     ///
     /// # Errors
     ///
@@ -212,7 +212,7 @@ impl Records {
 }
 
 impl AsFd for Records {
-    /// Returns the descriptor.  poll(2) says that it is readable while at least a quarter of the
+    /// Returns the descriptor. poll(2) says that it is readable while at least a quarter of the
     /// ring is full, and that it is hung up when the thread has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::{Overflow, Sample, set_handler};
 
-/// A ring of the calling thread's samples.  Its memory is allocated before the first sample.
+/// A ring of the calling thread's samples. Its memory is allocated before the first sample.
 ///
-/// A signal handler stores a sample of each overflow and lets the counters go on.  The thread takes
-/// the samples when it wants to.  A thread has at most one ring.
+/// A signal handler stores a sample of each overflow and lets the counters go on. The thread takes
+/// the samples when it wants to. A thread has at most one ring.
 ///
 /// ```no_run
 /// use perfctr::overflow::Ring;
@@ -48,7 +48,7 @@ pub struct Ring {
 
 /// The memory that a thread and its signal handler share.
 ///
-/// ATOMICS: both execute in one thread, the handler between two instructions of the rest.  Release
+/// ATOMICS: both execute in one thread, the handler between two instructions of the rest. Release
 /// and Acquire only keep the compiler from moving accesses of a sample's place across accesses of
 /// the number that says whether the handler or the thread may use the place.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Drop for Ring {
     }
 }
 
-/// Stores a sample.  The signal handler calls it.
+/// Stores a sample. The signal handler calls it.
 fn note(sample: &Sample) {
     // SAFETY: the ring behind the pointer lives until `drop`, which clears the pointer first.
     let Some(shared) = (unsafe { RING.get().as_ref() }) else { return };

@@ -66,7 +66,7 @@ fn a_queue_holds_overflows_until_they_are_taken() {
 
 #[test]
 fn a_queue_passes_over_signals_that_came_for_another_reason() {
-    // Real-time signals queue.  A standard signal would be lost while the first one is pending.
+    // Real-time signals queue. A standard signal would be lost while the first one is pending.
     let signal = libc::SIGRTMIN();
     let queue = Queue::new(signal).unwrap();
     let sent = [(libc::SI_QUEUE, 1), (SIGNAL_CODE, 2), (libc::SI_QUEUE, 4), (SIGNAL_CODE, 8)];

@@ -19,8 +19,9 @@ use crate::event::Event;
 
 /// A thread's counters at one of the providers.
 #[derive(Debug)]
-// Each read takes two instructions to look at a tag of its own, and six if the compiler hides the
-// tag in a field.
+// With `repr(u8)` the type has a tag of its own, and each read finds out the provider by two
+// instructions. Otherwise the compiler encodes the provider in unused values of a field, and each
+// read takes six instructions for that.
 #[repr(u8)]
 pub(crate) enum Backend {
     Paravirt(Paravirt),
@@ -29,7 +30,7 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// Opens the first provider that has counters.  Returns it, and the answers of those before it.
+    /// Opens the first provider that has counters. Returns it, and the answers of those before it.
     pub(crate) fn open() -> Result<(Self, Vec<Refusal>), Error> {
         if !cfg!(target_arch = "x86_64") {
             // No other provider exists on this architecture.
@@ -64,7 +65,7 @@ impl Backend {
         }
     }
 
-    /// Starts to count `events` from 0.  `notification` says how the thread learns of the overflows
+    /// Starts to count `events` from 0. `notification` says how the thread learns of the overflows
     /// of those that sample.
     pub(crate) fn start(
         &mut self,

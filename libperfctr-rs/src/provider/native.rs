@@ -104,7 +104,7 @@ impl Native {
         if self.generation == Generation::current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Reads the counts.  It is not inlined, because it would lengthen the code of the provider
+    /// Reads the counts. It is not inlined, because it would lengthen the code of the provider
     /// with the short reads.
     #[inline(never)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
@@ -175,7 +175,7 @@ impl Counting {
 
 /// Opens an event of thread `tid` that samples.
 ///
-/// [`PerfEvent::go_on`] starts it.  At each overflow it stops counting and the thread gets
+/// [`PerfEvent::go_on`] starts it. At each overflow it stops counting and the thread gets
 /// `signal`; `go_on` lets it count again.
 ///
 /// # Errors

@@ -73,7 +73,7 @@ impl Paravirt {
         &self.description
     }
 
-    /// Starts to count `events` from 0.  `notification` says how the thread learns of the overflows
+    /// Starts to count `events` from 0. `notification` says how the thread learns of the overflows
     /// of those that sample.
     pub(crate) fn start(
         &mut self,
@@ -193,8 +193,8 @@ impl Paravirt {
 
 impl Drop for Paravirt {
     fn drop(&mut self) {
-        // Closing the descriptor alone would leave the thread counting.  A forked child must not
-        // touch its parent's counters.  An error can neither be reported from here nor handled.
+        // Closing the descriptor alone would leave the thread counting. A forked child must not
+        // touch its parent's counters. An error can neither be reported from here nor handled.
         if !self.pages.forked() {
             drop(self.device.unlink());
         }
@@ -253,7 +253,7 @@ fn control(flags: u32, counters: &[CounterConfig]) -> Result<Control, Error> {
     Ok(control)
 }
 
-/// Explains why the device could not be opened.  If there is no module, asks the hypervisor why.
+/// Explains why the device could not be opened. If there is no module, asks the hypervisor why.
 fn at_device(error: &io::Error) -> Refusal {
     let refusal = Refusal::at_device(error);
     match refusal.cause {

@@ -9,10 +9,10 @@ use super::known;
 use crate::error::Error;
 use crate::event::Event;
 
-/// Finds a counter for every event.  The result is in the events' order.
+/// Finds a counter for every event. The result is in the events' order.
 ///
 /// Events that name their counter come first, then events that have a fixed counter, then the
-/// others.  General counters are alike, so no other order could place more events.
+/// others. General counters are alike, so no other order could place more events.
 pub(crate) fn place(caps: &PmuCaps, events: &[Event]) -> Result<Vec<CounterConfig>, Error> {
     known::check_counters(events)?;
     let available = caps.slots().count_ones() as usize;

@@ -18,8 +18,8 @@ pub enum Provider {
     /// The hypervisor and the guest's kernel module together provide counters through
     /// `/dev/perfctr`.
     Paravirt,
-    /// Linux provides counters through `perf_event_open(2)`.  They are correct on bare metal, and
-    /// in a virtual machine whose hypervisor emulates a PMU.  The kernel chooses the counters.
+    /// Linux provides counters through `perf_event_open(2)`. They are correct on bare metal, and
+    /// in a virtual machine whose hypervisor emulates a PMU. The kernel chooses the counters.
     Native,
     /// There is only the time-stamp counter, which also advances while the thread does not execute.
     Tsc,
@@ -47,13 +47,13 @@ pub struct Description {
     pub vcpus: u32,
     /// Family, model and stepping of the processor (CPUID leaf 1, EAX), or 0 if it is not an x86.
     pub cpu_signature: u32,
-    /// Frequency of the clock that readings give as TSC, unit: kHz, or 0 if it is unknown.  The
+    /// Frequency of the clock that readings give as TSC, unit: kHz, or 0 if it is unknown. The
     /// clock of [`Provider::Native`] has ticks of 1 ns.
     pub tsc_khz: u32,
 }
 
 impl Description {
-    /// Converts ticks of a reading's TSC to time.  Returns `None` if the frequency is unknown.
+    /// Converts ticks of a reading's TSC to time. Returns `None` if the frequency is unknown.
     ///
     /// ```
     /// # fn main() -> Result<(), perfctr::Error> {
@@ -76,7 +76,7 @@ impl Description {
 /// How the kernel notifies a thread of overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// The kernel sends this signal.  It is 0 if nothing samples.
+    /// The kernel sends this signal. It is 0 if nothing samples.
     Signal(u32),
     /// The kernel writes records into the thread's ring.
     Records,

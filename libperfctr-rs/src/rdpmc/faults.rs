@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Survives an RDPMC that became forbidden after the reader had looked at its page.
+//! Handles the fault of an RDPMC that became forbidden after the reader had looked at its pages.
 //!
 //! After a reader has looked at its pages and before its RDPMC, the thread may be stopped and
-//! continue on a CPU on which CR4.PCE is clear. The kernel's own RDPMC survives the #GP.  In user
-//! mode, only a handler of the signal can survive it.
+//! continue on a CPU on which CR4.PCE is clear. RDPMC then raises #GP, for which Linux sends
+//! SIGSEGV to a program. Without a handler that lets the thread continue elsewhere, the process
+//! ends.
 //!
 //! A table has the address of each RDPMC of this crate, and the address at which to continue after
 //! a fault, like the kernel's own exception table. So the handler does not mistake a fault of any
@@ -39,7 +40,7 @@ static LEAVES_ACTION: AtomicBool = AtomicBool::new(false);
 /// The environment variable by which the user of a program makes sessions leave SIGSEGV's action.
 const LEAVE_VARIABLE: &str = "PERFCTR_LEAVE_SIGSEGV";
 
-// A program that never reads has the table, too.  The linker names both ends of the table; each
+// A program that never reads has the table, too. The linker names both ends of the table; each
 // program and each shared library has a table of its own.
 global_asm!(
     ".pushsection perfctr_rdpmc, \"aR\", @progbits",
@@ -79,9 +80,9 @@ unsafe extern "C" {
 /// themselves.
 ///
 /// Every other SIGSEGV is handled as before: an earlier handler is called, on the alternate stack
-/// if the thread has one.  Only the first call has an effect.  Code that sets SIGSEGV's action
-/// later undoes this, unless its handler calls the earlier one.  A thread must not block SIGSEGV,
-/// or Linux ends the process at any fault.  Call this, or open the first session, while no other
+/// if the thread has one. Only the first call has an effect. Code that sets SIGSEGV's action
+/// later undoes this, unless its handler calls the earlier one. A thread must not block SIGSEGV,
+/// or Linux ends the process at any fault. Call this, or open the first session, while no other
 /// thread sets the action of SIGSEGV: otherwise one of the two actions would be lost.
 ///
 /// # Errors
@@ -97,7 +98,7 @@ pub fn survive_faults() -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes sessions that this process opens from now on leave SIGSEGV's action as it is.  A session
+/// Makes sessions that this process opens from now on leave SIGSEGV's action as it is. A session
 /// that was opened before has already changed it.
 ///
 /// A read whose domain has just lost its counters then ends the process; see [`survive_faults`].
@@ -139,9 +140,9 @@ fn install() -> io::Result<()> {
     exchange(Some(&action)).map(drop)
 }
 
-/// Sets SIGSEGV's action, if one is given, and returns the earlier one.  It is async-signal-safe.
+/// Sets SIGSEGV's action, if one is given, and returns the earlier one. It is async-signal-safe.
 fn exchange(action: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
-    // SAFETY: a `sigaction` of zeros is valid.  The action is the default, or a handler of this
+    // SAFETY: a `sigaction` of zeros is valid. The action is the default, or a handler of this
     // module with the signature that SA_SIGINFO needs.
     unsafe {
         let mut before: libc::sigaction = zeroed();
@@ -159,7 +160,7 @@ extern "C" fn on_fault(
     context: *mut libc::c_void,
 ) {
     // SAFETY: the kernel passes valid pointers to a handler that was set with SA_SIGINFO, and so
-    // does a handler that calls this one.  Nobody else uses what they point to meanwhile.
+    // does a handler that calls this one. Nobody else uses what they point to meanwhile.
     let (code, registers) =
         unsafe { ((*info).si_code, &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
     let ip = registers[libc::REG_RIP as usize];
@@ -176,7 +177,7 @@ extern "C" fn on_fault(
     }
 }
 
-/// Returns where to continue after an RDPMC of this crate at `ip` has faulted.  Returns `None` if
+/// Returns where to continue after an RDPMC of this crate at `ip` has faulted. Returns `None` if
 /// no such instruction is there.
 fn continuation(ip: usize) -> Option<usize> {
     let (first, end) = (&raw const TABLE, &raw const TABLE_END);

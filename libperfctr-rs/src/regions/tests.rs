@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the regions without real counters.  The tests of `nested` and those in the guest check the
+//! Tests the regions without real counters. The tests of `nested` and those in the guest check the
 //! counts.
 
 use std::cell::Cell;

@@ -106,7 +106,7 @@ impl Watch {
         Self::new(Whose::Cpu(cpu))
     }
 
-    /// Watches a group of processes on all CPUs.  `directory` is its directory in cgroup v2.
+    /// Watches a group of processes on all CPUs. `directory` is its directory in cgroup v2.
     ///
     /// # Errors
     ///
@@ -121,15 +121,15 @@ impl Watch {
         self
     }
 
-    /// Counts each thread only from the moment when it next executes a program.  A process that was
+    /// Counts each thread only from the moment when it next executes a program. A process that was
     /// just started may not have executed its first program yet.
     pub const fn from_exec(mut self) -> Self {
         self.from_exec = true;
         self
     }
 
-    /// Counts all events at the same time or none of them, so that their ratios are exact.  If
-    /// there are not enough counters, the watch is refused.  Without this, events take turns.
+    /// Counts all events at the same time or none of them, so that their ratios are exact. If
+    /// there are not enough counters, the watch is refused. Without this, events take turns.
     pub const fn together(mut self) -> Self {
         self.together = true;
         self
@@ -141,7 +141,7 @@ impl Watch {
         self
     }
 
-    /// Gives each sample the event's count at that moment.  Linux does not do that for events that
+    /// Gives each sample the event's count at that moment. Linux does not do that for events that
     /// are [inherited](Self::inherit).
     pub const fn counts(mut self) -> Self {
         self.fields.counts = true;
@@ -181,7 +181,7 @@ impl Watch {
         Ok(Watched { names, parts, together: self.together, _anchors: anchors })
     }
 
-    /// Starts to sample by an event that has a [period](Event::every).  The events that were given
+    /// Starts to sample by an event that has a [period](Event::every). The events that were given
     /// to [`count`](Self::count) are not counted.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl Watch {
         }
     }
 
-    /// Opens the events at each place.  If there are several threads, some may end meanwhile.
+    /// Opens the events at each place. If there are several threads, some may end meanwhile.
     fn at<T>(
         &self,
         places: Vec<Place>,
@@ -292,7 +292,7 @@ impl Watch {
         attributes.set_enable_on_exec(self.from_exec.into());
     }
 
-    /// Opens an event.  If it has to count together with `first`, it joins the group of `first`.
+    /// Opens an event. If it has to count together with `first`, it joins the group of `first`.
     fn open_one(
         &self,
         event: &Event,
@@ -321,7 +321,7 @@ impl Watch {
     }
 }
 
-/// The running counts of a [`Watch`].  Dropping it ends the counting.
+/// The running counts of a [`Watch`]. Dropping it ends the counting.
 #[derive(Debug)]
 pub struct Watched {
     names: Arc<[String]>,

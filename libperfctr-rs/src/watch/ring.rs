@@ -11,7 +11,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use shared_abi::limits::PAGE_BYTES;
 
-/// Size of a ring without the page that describes it; a power of two.  Users without privileges may
+/// Size of a ring without the page that describes it; a power of two. Users without privileges may
 /// have four such rings on each CPU (`perf_event_mlock_kb`).
 pub(super) const BYTES: usize = 32 * PAGE_BYTES;
 
@@ -37,7 +37,7 @@ impl Ring {
     pub(super) fn drain(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let tail = self.word(offset_of!(perf_event_mmap_page, data_tail));
-        // ATOMICS: the kernel writes records, and then their end.  It reuses the places of the
+        // ATOMICS: the kernel writes records, and then their end. It reuses the places of the
         // records after it has read the other word.
         let end = self.word(offset_of!(perf_event_mmap_page, data_head)).load(Ordering::Acquire);
         let begin = tail.load(Ordering::Relaxed);

@@ -25,7 +25,7 @@ pub struct Sample {
     pub pid: u32,
     /// The number of the thread.
     pub tid: u32,
-    /// The time of the sample, by the kernel's clock.  Unit: ns.
+    /// The time of the sample, by the kernel's clock. Unit: ns.
     pub time: u64,
     /// The CPU on which the thread executed.
     pub cpu: u32,
@@ -117,7 +117,7 @@ impl Samples {
         Ok(attributes)
     }
 
-    /// Maps a ring for each of these events, which come with their CPUs.  Events of one CPU share a
+    /// Maps a ring for each of these events, which come with their CPUs. Events of one CPU share a
     /// ring.
     pub(super) fn new(
         events: Vec<(libc::c_int, PerfEvent)>,
@@ -151,7 +151,7 @@ impl Samples {
         Ok(Self { rings, _others: others, _anchors: anchors, fields, read: Read::default() })
     }
 
-    /// Takes the next sample.  Returns `None` if there is none now.  Samples of one thread on one
+    /// Takes the next sample. Returns `None` if there is none now. Samples of one thread on one
     /// CPU are in order.
     ///
     /// # Errors
@@ -169,21 +169,21 @@ impl Samples {
         Ok(self.read.samples.pop_front())
     }
 
-    /// Returns how many samples were lost because a ring was full.  The number is brought up to
+    /// Returns how many samples were lost because a ring was full. The number is brought up to
     /// date when [`take`](Self::take) finds no sample.
     pub fn lost(&self) -> u64 {
         self.read.lost
     }
 
     /// Returns how often the kernel has stopped an event for a while because it had too many
-    /// samples (`perf_event_max_sample_rate`).  What threads executed meanwhile has no samples. The
+    /// samples (`perf_event_max_sample_rate`). What threads executed meanwhile has no samples. The
     /// number is brought up to date like [`lost`](Self::lost).
     pub fn throttled(&self) -> u64 {
         self.read.throttled
     }
 
     /// Waits until a quarter of a ring is full, or everything watched has ended, but not longer
-    /// than `at_most`.  Returns whether one of these has happened.
+    /// than `at_most`. Returns whether one of these has happened.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl Samples {
 }
 
 impl Read {
-    /// Parses records.  Returns `None` if one breaks the rules of its format.
+    /// Parses records. Returns `None` if one breaks the rules of its format.
     fn records(&mut self, mut bytes: &[u8], fields: Fields) -> Option<()> {
         while !bytes.is_empty() {
             let (header, _) = bytes.split_at_checked(HEADER_BYTES)?;

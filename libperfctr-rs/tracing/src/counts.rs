@@ -12,7 +12,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// What a span has counted until it was left last.  It is in the span's extensions.
+/// What a span has counted until it was left last. It is in the span's extensions.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SpanCounts {
@@ -76,7 +76,7 @@ impl Closed<'_> {
         self.counts.entered
     }
 
-    /// Returns how many readings were disturbed.  Each adds a constant to the counts.
+    /// Returns how many readings were disturbed. Each adds a constant to the counts.
     pub fn retries(&self) -> u64 {
         self.counts.own.retries
     }
@@ -102,7 +102,7 @@ impl fmt::Debug for Common {
     }
 }
 
-/// Reports spans that are closed.  It is a layer, since only layers learn of that.
+/// Reports spans that are closed. It is a layer, since only layers learn of that.
 #[derive(Debug)]
 pub(crate) struct Reporter(pub(crate) Arc<Common>);
 

@@ -28,7 +28,7 @@ pub struct SpanCounter {
 }
 
 impl SpanCounter {
-    /// Counts these events.  Each thread opens its counters when it enters its first span.
+    /// Counts these events. Each thread opens its counters when it enters its first span.
     pub fn new(events: &[Event]) -> Self {
         let list = events.to_vec();
         let open = move || {
@@ -48,7 +48,7 @@ impl SpanCounter {
     }
 
     /// Calls `report` with each span that is closed and has been counted, in the thread that closes
-    /// it.  What it executes is in no span.
+    /// it. What it executes is in no span.
     #[must_use]
     pub fn on_close(mut self, report: impl Fn(&Closed<'_>) + Send + Sync + 'static) -> Self {
         self.common.on_close = Some(Box::new(report));
@@ -62,7 +62,7 @@ impl SpanCounter {
         self
     }
 
-    /// Counts by other counters than the library's own.  Each thread calls `open` when it enters
+    /// Counts by other counters than the library's own. Each thread calls `open` when it enters
     /// its first span, and the source then counts the events of that thread.
     #[must_use]
     pub fn source(

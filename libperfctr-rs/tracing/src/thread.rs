@@ -67,7 +67,7 @@ pub(crate) fn bracket(
         .unwrap_or(Bracketed::No)
 }
 
-/// Has the calling thread be counted for this subscriber, if it can be.  `empty` enters and leaves
+/// Has the calling thread be counted for this subscriber, if it can be. `empty` enters and leaves
 /// a span without work.
 pub(crate) fn open(
     subscriber: &Arc<Common>,
@@ -90,7 +90,7 @@ pub(crate) fn open(
     }
 }
 
-/// Puts this in place of what is known of the calling thread.  What is known of it for a subscriber
+/// Puts this in place of what is known of the calling thread. What is known of it for a subscriber
 /// that is gone has a session, which is closed before another can be opened.
 fn replace(with: Option<Thread>) -> Result<(), Error> {
     THREAD

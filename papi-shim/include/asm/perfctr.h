@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * What a counter configuration and its sums look like on x86, and the kinds of
- * CPU.  Layouts are those of perfctr 2.6 and must not change: programs are
+ * CPU. Layouts are those of perfctr 2.6 and must not change: programs are
  * compiled with them.
  */
 #ifndef _ASM_PERFCTR_H

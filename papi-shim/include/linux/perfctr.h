@@ -81,7 +81,7 @@ struct perfctr_struct_buf {
 };
 
 /*
- * The numbers of perfctr's own device.  The library's device has others and
+ * The numbers of perfctr's own device. The library's device has others and
  * refuses these; programs that only name them still compile.
  */
 #define _PERFCTR_IOCTL		0xD0

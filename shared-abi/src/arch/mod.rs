@@ -2,7 +2,7 @@
 //! The part of this crate that differs from one processor architecture to another.
 //!
 //! Everything else in the crate is arithmetic, pages and protocol, and names no instruction and no
-//! register.  An architecture has a file here, which defines:
+//! register. An architecture has a file here, which defines:
 //!
 //! * the bits of an event-select word (`EVNTSEL_*`), and which of them a guest may set;
 //! * which events count only their own logical processor ([`events`]);
@@ -11,7 +11,7 @@
 //! * the width of the clock that counts a thread's time ([`CLOCK_MASK`]);
 //! * how far from its overflow a counter can be preset ([`PRESET_EVENTS_MAX`]).
 //!
-//! The instructions themselves are behind [`Counters`](crate::read::Counters).  The interface has
+//! The instructions themselves are behind [`Counters`](crate::read::Counters). The interface has
 //! one architecture so far; the book's decision record 27 says what arm64 would put here.
 
 mod x86;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Atomics that call the simulator before every access, so that it can let something else happen
-//! first.  Only builds with `--cfg sim` have them.
+//! first. Only builds with `--cfg sim` have them.
 
 use core::sync::atomic::{self, Ordering};
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * How many places of the module were reached since it was loaded, for the
- * fuzzer: /sys/module/perfctr/parameters/coverage.  In no other build.
+ * fuzzer: /sys/module/perfctr/parameters/coverage. In no other build.
  */
 
 #include <linux/atomic.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * How many places of the driver were reached since boot, for the fuzzer:
- * /params/perfctr-coverage of Xen's own file system.  In no other build.
+ * /params/perfctr-coverage of Xen's own file system. In no other build.
  */
 
 #include <xen/bitops.h>

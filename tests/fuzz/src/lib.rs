@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Fuzz targets: functions that take any bytes, and panic if a promise is broken.
 //!
-//! The binary of this crate runs them on mutations of a corpus, on any compiler.  They take bytes
+//! The binary of this crate runs them on mutations of a corpus, on any compiler. They take bytes
 //! as libFuzzer gives them, so `fuzz_target!(|data: &[u8]| fuzz::hypercall(data))` is all that
 //! cargo-fuzz needs to drive them by coverage.
 

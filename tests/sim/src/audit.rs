@@ -95,7 +95,7 @@ impl Machine {
         }
     }
 
-    /// Checks that each overflow that was not reported to a thread yet is on its way to it.
+    /// Checks that a thread which was not told of an overflow in time will be told of it soon.
     fn check_overflow(&self, thread: usize, index: usize, looks: &Looks) {
         let truth = self.threads[thread].truth.borrow();
         if truth.overdue(looks) != 0 && !truth.is_paused() && !self.is_told_soon(index) {
@@ -103,7 +103,8 @@ impl Machine {
         }
     }
 
-    /// Returns whether an overflow that was not reported to this vCPU yet is on its way to it.
+    /// Returns whether a vCPU will be told of overflows soon: an interrupt is on its way to it, or
+    /// the host has put its overflows off for a while.
     fn is_told_soon(&self, index: usize) -> bool {
         let vcpu = &self.vcpus[index];
         let on_its_way = self.cpus[self.here.get()].pmu.interrupts() || vcpu.virq.get();
@@ -124,7 +125,7 @@ impl Machine {
             return;
         }
         let reported = signal.map_or(0, |signal| signal.counters);
-        // A tracer may stop the counters of a thread after their overflows were noticed.  Their
+        // A tracer may stop the counters of a thread after their overflows were noticed. Their
         // records are written at the end of the thread's next request, where
         // `check_all_recorded` looks, and not where it is switched in.
         let waits = reported == 0 && truth.is_recorded() && !truth.is_counting();
@@ -325,8 +326,8 @@ impl Machine {
         }
     }
 
-    /// Checks the values that were read of a thread meanwhile, now that nothing changes its
-    /// counters.
+    /// Checks the values that others read of a thread while its counters were being changed. By now
+    /// the change has ended.
     pub fn check_claims(&self, thread: usize) {
         for claim in self.threads[thread].claims.take() {
             self.check_claim(thread, &claim);

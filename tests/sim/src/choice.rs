@@ -59,8 +59,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns a number that is different for each kind of action, and for each kind of work of a
-    /// guest's kernel.
+    /// Returns a number that stands for the kind of action and, for a switch of threads, the
+    /// thread. Some of these numbers coincide.
     pub fn code(self) -> u64 {
         match self {
             Self::Schedule(next) => 16 + next.map_or(0, |next| 1 + next as u64),

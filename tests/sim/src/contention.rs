@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Simulates the perf of hosts with KVM, which has the counters while no guest needs them.
 //!
-//! The host's allocator and its hard-lockup watchdog are simulated.  The driver's core decides who
-//! has the counters, and `kvm` does the glue's part of it.  Physical CPUs do not change when the
+//! The host's allocator and its hard-lockup watchdog are simulated. The driver's core decides who
+//! has the counters, and `kvm` does the glue's part of it. Physical CPUs do not change when the
 //! counters change hands: `host` simulates the driver's work on a CPU that comes up or goes down.
 //! So domains of such hosts are not forbidden to count, because then CPUs would go down with a vCPU
 //! on them.

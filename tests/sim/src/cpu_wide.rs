@@ -328,8 +328,8 @@ impl Machine {
         }
     }
 
-    /// Notes that the kernel begins, or ends, to change the counters of a thread which whole CPUs
-    /// replace.
+    /// Notes that the kernel begins to change the counters of the thread that executes where
+    /// CPU-wide counting starts, or that it has changed them.
     fn disturb(&self, thread: usize, begins: bool) {
         let own = &self.threads[thread];
         if begins {

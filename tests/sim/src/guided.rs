@@ -85,7 +85,7 @@ fn one_worker(first: u64, steps: u64, blind: bool) -> Guided {
     result
 }
 
-/// Changes a log of decisions: ends it early, changes one decision, or leaves a part out.
+/// Changes a log of decisions: ends it early, changes one decision, or removes one.
 fn changed(mut log: Vec<Decision>, rng: &mut Rng) -> Vec<Decision> {
     if log.is_empty() {
         return log;

@@ -2,7 +2,7 @@
 //! Simulates the differences on a host that is Linux with KVM. Overflows come by a non-maskable
 //! interrupt, whose work waits until interrupts are next enabled. A guest may be saved, or
 //! migrated, in the middle of anything
-//! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).  The host's own perf may
+//! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`). The host's own perf may
 //! want the counters, too (`docs/adr/0033-perf-has-the-counters-while-no-guest-counts.md`).
 
 use guest_kmod::hal::Hypervisor;
@@ -274,7 +274,7 @@ impl Machine {
         }
     }
 
-    /// Returns the hosts for which the driver has to check whether they have their counters back.
+    /// Returns the hosts whose driver has to check whether any domain still needs the counters.
     pub fn hosts_to_settle(&self) -> impl Iterator<Item = usize> {
         let due = |(_, host): &(usize, &Contention)| host.is_due.get();
         self.contentions.iter().enumerate().filter(due).map(|(index, _)| index)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Simulates the machine: it keeps who executes, and makes one step after another.
+//! Simulates the machine: it keeps track of who executes, and makes one step after another.
 //!
 //! Physical CPUs take turns. On each CPU one of these executes: the thread that is current on the
 //! vCPU that is current there; or that vCPU's kernel, if it has interrupted the thread; or the
@@ -251,7 +251,7 @@ impl Vcpu {
         self.still.get() + (now - since)
     }
 
-    /// Returns what the vCPU reads if the host's time-stamp counter has this value.
+    /// Returns the value that RDTSC has on the vCPU when the host's time-stamp counter is `tsc`.
     pub fn reads(&self, tsc: u64) -> u64 {
         let Clock { ratio, offset } = self.clock.get();
         let scaled = (u128::from(tsc) * u128::from(ratio)) >> RATIO_BITS;
@@ -641,8 +641,9 @@ impl Machine {
         }
     }
 
-    /// Checks that the owner of a page is the only one who stores to it. The crate's text about
-    /// store buffers relies on that.
+    /// Checks a store of anybody but the hypervisor: only a guest's kernel may store, and only to
+    /// pages and rings of threads, and to pages of CPU-wide counters. The crate's text about store
+    /// buffers relies on that.
     fn check_store(&self, level: Option<Level>, address: usize) {
         let own = matches!(self.page_at(address), Some(Object::Thread(_) | Object::Module(_)));
         if level != Some(Level::Kernel) || !own {
@@ -704,8 +705,8 @@ impl Machine {
         }
     }
 
-    /// The cores call this before the present agent does something. Everything else that is to
-    /// happen before it happens here.
+    /// The present agent calls this before each of its acts. Everything else that has to happen
+    /// before the act happens during this call.
     pub fn step(&self, step: Step) {
         if self.is_gone() {
             return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Describes the simulated processor, in numbers taken from the vendors' manuals alone.
 //!
-//! Intel: SDM volume 3, 20.2 and volume 4, table 2-2.  AMD: APM volume 2, 13.2.1 and appendix A.
+//! Intel: SDM volume 3, 20.2 and volume 4, table 2-2. AMD: APM volume 2, 13.2.1 and appendix A.
 //! Nothing here is shared with the cores, so a wrong number in them is compared with a right one
 //! here.
 

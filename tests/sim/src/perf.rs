@@ -2,13 +2,13 @@
 //! Simulates Linux's perf in a guest: its handling of events around the module's core, its books of
 //! them, and the truth about each event.
 //!
-//! An event belongs to a task, or to a vCPU, where it counts whoever executes.  A task's events are
-//! in its *context*.  A context that was inherited has a copy of each event.  If two tasks whose
+//! An event belongs to a task, or to a vCPU, where it counts whoever executes. A task's events are
+//! in its *context*. A context that was inherited has a copy of each event. If two tasks whose
 //! contexts are copies of each other switch directly, perf exchanges the contexts, and the events
-//! stay on the vCPU.  Events are in *groups*, which perf adds as a whole or not at all; most groups
-//! have one event.  Groups that find no counters wait for their turn.
+//! stay on the vCPU. Events are in *groups*, which perf adds as a whole or not at all; most groups
+//! have one event. Groups that find no counters wait for their turn.
 //!
-//! All events here count user mode only.  So it does not matter when the kernel reads a counter,
+//! All events here count user mode only. So it does not matter when the kernel reads a counter,
 //! and the truth is what was executed while the event was scheduled in.
 
 use std::cell::{Cell, RefCell};
@@ -233,7 +233,8 @@ impl Machine {
         }
     }
 
-    /// Returns the ledger of which an event on this vCPU counts an interval.
+    /// Returns the present ledger for an event on this vCPU: that of the vCPU, or that of the
+    /// thread that executes there.
     fn ledger(&self, index: usize, whose: Whose, kind: usize) -> Ledger {
         let vcpu = &self.vcpus[index];
         match (whose, vcpu.current.get()) {

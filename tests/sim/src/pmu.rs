@@ -293,7 +293,8 @@ impl Pmu {
         true
     }
 
-    /// Returns whether a write only acknowledges overflows, or starts counters that interrupt.
+    /// Returns whether a write only acknowledges overflows, writes the global enable register, or
+    /// starts or stops one counter that interrupts.
     pub fn starts_or_stops(&self, number: u32, value: u64) -> bool {
         match self.model.register(number) {
             Some(Register::GlobalCtrl | Register::GlobalOvfCtrl) => true,
@@ -322,8 +323,11 @@ impl Pmu {
     /// # Errors
     ///
     /// The reason why this write is wrong: the processor faults, or the driver must not do this. It
-    /// writes selectors only if they change, and never with bits that reach beyond the guest. It
-    /// writes counters only to clear them, or if they interrupt.
+    /// must not write to a selector or to a control register what that already holds, unless it is
+    /// 0. It must not select events beyond the guest, except with its own counter. It must not
+    /// write any value but 0 to a counter that does not interrupt. It must not write
+    /// `GLOBAL_STATUS`. On Intel, it must not acknowledge the overflow of a counter that interrupts
+    /// while that counter is 0.
     pub fn wrmsr(&self, number: u32, value: u64) -> Result<(), String> {
         let register = self
             .model

@@ -114,8 +114,8 @@ impl Machine {
         ring.overflows.set(ring.overflows.get() + u64::from(counters.count_ones()));
     }
 
-    /// Checks that the waiter for records of a thread is woken, if there are any. Each ring here is
-    /// ready from its first record on.
+    /// Checks that whoever waits for records of a thread was woken if there are any. The watermark
+    /// of each ring here is one record.
     pub fn check_woken(&self, thread: usize, found: Signal) {
         let ring = &self.threads[thread].ring;
         let is_woken = ring.is_woken.take();

@@ -11,7 +11,7 @@
 //! 64-bit number: it is improbable, but not impossible, that two of some millions have the same.
 //!
 //! A machine cannot be copied in the middle of a core's function, so each branch is reached by
-//! running from the start again.  Two runs that order all accesses to the same object alike are in
+//! running from the start again. Two runs that order all accesses to the same object alike are in
 //! the same state, whatever the order of other accesses. The state's [`Marks`] represent that
 //! order. The search does not continue from a state that it has already reached with as many
 //! preemptions left.

@@ -30,7 +30,7 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// Executes RDPMC.  Returns `None` if it faults.
+    /// Executes RDPMC. Returns `None` if it faults.
     fn rdpmc(&self, index: u32) -> Option<u64> {
         let machine = self.machine;
         machine.step(Step::Rdpmc(index));
@@ -58,8 +58,8 @@ impl Counters for User<'_> {
         value.unwrap_or(0)
     }
 
-    /// The page that lets a thread read may be unregistered between its loads and its RDPMC.  The
-    /// thread then repeats its read, as it does with the library's handler of faults.  If the last
+    /// The page that lets a thread read may be unregistered between its loads and its RDPMC. The
+    /// thread then repeats its read, as it does with the library's handler of faults. If the last
     /// attempt has faulted too, the read ends with an error, which is checked at its end.
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         self.rdpmc(index).unwrap_or_else(|| {
@@ -362,8 +362,8 @@ impl Machine {
         Model { general: model.general - u32::from(self.shape.cost), ..model }
     }
 
-    /// Returns a period, which is short most often. If threads leap, it may be as long as the
-    /// longest.
+    /// Returns a random period. Most periods are short. If threads leap, long ones are more
+    /// frequent.
     pub fn random_period(&self, rng: &mut Rng) -> u64 {
         match rng.below(if self.shape.leaps { 5 } else { 16 }) {
             0 => PERIOD_MAX - rng.below(2),
@@ -374,7 +374,7 @@ impl Machine {
         }
     }
 
-    /// Returns a control with one possible fault, which is otherwise valid.
+    /// Returns a valid control after one change, which may make it invalid.
     fn nearly_valid_control(&self, rng: &mut Rng) -> Control {
         let mut control = self.random_control(rng);
         let counter = &mut control.counter[0];

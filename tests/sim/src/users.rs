@@ -134,8 +134,10 @@ impl Machine {
         }
     }
 
-    /// Does the work of the probe of switches before a vCPU's present thread leaves it to another
-    /// one, or to none. Returns whether the present thread's counters were suspended.
+    /// Does what the module's probe of `sched_switch` does before a vCPU switches from its present
+    /// thread to `next`, or to none. If the registered page must not show what executes next, this
+    /// suspends the present thread's counters, and unregisters that page or registers perf's in its
+    /// place. Returns whether it has suspended the counters.
     pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
         let vcpu = &self.vcpus[index];
         vcpu.next.set(next);
@@ -155,8 +157,8 @@ impl Machine {
         has_left
     }
 
-    /// Lets some new threads first execute another user's program, as set-uid programs are, without
-    /// a switch.
+    /// Makes some new threads become another user's before they create counters. This happens
+    /// without a switch, as when a thread executes a set-uid program.
     pub fn begin_as_somebody(&self, thread: usize) {
         let own = &self.threads[thread];
         if !self.shape.users || self.domains[own.domain].kind != Kind::Good {

@@ -78,7 +78,7 @@ impl Path {
         within.filter(move |one| one.kinds & kinds != 0).map(|one| one.branch)
     }
 
-    /// Checks the branches of a sample that was taken after this many instructions.  Returns how
+    /// Checks the branches of a sample that was taken after this many instructions. Returns how
     /// many there are.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Path {
     }
 }
 
-/// Returns perf's words that select the branch that starts with these bytes, or 0.  SYSCALL has
+/// Returns perf's words that select the branch that starts with these bytes, or 0. SYSCALL has
 /// none, since its branch ends in the kernel.
 fn kinds(code: [u8; 8]) -> u32 {
     let start = usize::from((0x40..=0x4f).contains(&code[0]));

@@ -162,7 +162,7 @@ impl Stepped {
         let device = NonNull::new(thread.cast_mut().cast()).context("a page has an address")?;
         // SAFETY: the new mapping only reserves a place, to which the device's mapping is moved. No
         // reference to that is alive. It stays mapped, since a process with none of its pages may
-        // not execute RDPMC.  The copies are moved to its former place, and this process no longer
+        // not execute RDPMC. The copies are moved to its former place, and this process no longer
         // uses its own view of them.
         unsafe {
             let aside = mmap_anonymous(None, bytes, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE)?;

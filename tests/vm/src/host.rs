@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Makes requests of tests to the host of this guest. The host moves the guest's vCPUs, lets the
-//! guest count or forbids it, and reports its own work and its driver's.
+//! Asks the host of this guest for what tests need: to move the guest's vCPUs, to let the guest
+//! count or forbid it, and to report how long vCPUs have run and what the driver has done.
 //!
 //! Xen's control domain is its own host ([`xen`](crate::xen)); a guest of KVM asks a program there
 //! ([`kvm`](crate::kvm)).

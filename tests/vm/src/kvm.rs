@@ -108,7 +108,7 @@ pub enum Request {
 /// The result of the host's perf when it counts all of the host's CPUs, as `perf stat -a` does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostPerf {
-    /// The error for which it cannot count, or 0.
+    /// The number of the error with which it fails to count, or 0.
     pub errno: u64,
     /// The number of instructions by which its count of a thread is wrong.
     pub error: u64,
@@ -267,7 +267,7 @@ impl Kvm {
     }
 
     /// Makes the host allow a machine by the number of the process that made it: while that process
-    /// exists, when it is gone, and when another process has its number.  Returns the three errors,
+    /// exists, when it is gone, and when another process has its number. Returns the three errors,
     /// 0 for none.
     ///
     /// # Errors

@@ -28,8 +28,8 @@ impl<'a> Argument<'a> {
         Self::Bytes(structure.as_mut_bytes())
     }
 
-    /// Returns the address. It is that of memory that lives as long as `self`, or not one of
-    /// memory.
+    /// Returns the address: that of the bytes that `self` borrows, or one at which this process has
+    /// no memory.
     pub(crate) fn address(&mut self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.as_mut_ptr() as u64,

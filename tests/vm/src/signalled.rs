@@ -32,8 +32,8 @@ struct Owner {
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Reads the event's count and stops the event. The first call in it executes the same instructions
-/// each time. Further signals may come until the event has stopped.
+/// Reads the event's count and stops the event. For the first signal it executes the same
+/// instructions each time. Further signals may come until the event has stopped.
 extern "C" fn handler(_: c_int) {
     if COUNT.load(Relaxed) != 0 {
         return;

@@ -68,7 +68,8 @@ pub fn hide() -> Result<()> {
     Ok(())
 }
 
-/// Gives every executor of a program a capability that users lack: to use ports below 1024.
+/// Gives a program's file a capability that users lack: to use ports below 1024. Every process that
+/// executes the program then has it.
 ///
 /// # Errors
 ///

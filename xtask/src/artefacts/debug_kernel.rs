@@ -3,7 +3,7 @@
 //! accessor does not own (KASAN), orders of locks that can deadlock (lockdep), and calls that sleep
 //! where nothing may sleep.
 //!
-//! It boots in a guest of KVM.  It does not boot as a PV guest of Xen: Linux 6.1 builds the
+//! It boots in a guest of KVM. It does not boot as a PV guest of Xen: Linux 6.1 builds the
 //! function that Xen starts there with KASAN's checks, so the function reads KASAN's shadow memory
 //! before there is any.
 
@@ -70,7 +70,7 @@ pub fn build(archive: &Path, config: &Path, dir: &Path) -> Result<()> {
     fs::create_dir_all(dir.join("boot"))?;
     fs::copy(tree.join("arch/x86/boot/bzImage"), dir.join(format!("boot/vmlinuz-{release}")))?;
     fs::write(dir.join("release"), release)?;
-    // The files that build modules stay.
+    // This deletes files that are not needed for building modules. The tools of the build stay.
     let mut find = cmd("find", [tree.as_os_str()]);
     find.args(["-type", "f", "-not", "-path", "*/tools/*", "-not", "-path", "*/scripts/*"]);
     find.args(["(", "-name", "*.[aco]", "-o", "-name", "vmlinux*", ")", "-delete"]);
@@ -90,15 +90,15 @@ fn configure(debians: &Path, tree: &Path) -> Result<()> {
         config.args(["-e", option]);
     }
     sh::output(config.current_dir(tree))?;
-    // This is in the format of `lsmod`. KVM selects the option by which modules are told of a
-    // thread's switches.
+    // `localmodconfig` keeps the modules of this list, which is in the format of `lsmod`. The list
+    // has KVM because KVM's option selects PREEMPT_NOTIFIERS, which the project's module needs.
     let mut loaded = String::from("Module Size Used by\nkvm 1 0\n");
     for module in BOOT_MODULES.iter().chain(XEN_MODULES) {
         let name = Path::new(module).file_stem().context("a module has a name")?;
         loaded += &format!("{} 1 0\n", name.to_string_lossy().replace('-', "_"));
     }
     fs::write(tree.join("loaded"), loaded)?;
-    // The command asks about new options, and takes the defaults at the end of its input.
+    // The command asks about new options. An empty answer takes the default.
     let mut make = cmd("sh", ["-c", "yes '' | make LSMOD=loaded localmodconfig"]);
     sh::logged(make.current_dir(tree), &cache::log("debug-kernel")?)?;
     let written = fs::read_to_string(tree.join(".config"))?;

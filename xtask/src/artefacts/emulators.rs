@@ -13,7 +13,7 @@ use crate::tools::sh;
 
 /// The description of an emulator's build, beside its sources.
 pub struct Recipe {
-    /// The folder below `testbed/` that has the project's files `src/` and `hooks.patch`.  The
+    /// The folder below `testbed/` that has the project's files `src/` and `hooks.patch`. The
     /// artefact has the same name.
     pub name: &'static str,
     /// The name of the package's authors, for messages.
@@ -26,7 +26,7 @@ pub struct Recipe {
     pub program: &'static str,
 }
 
-/// Returns the program that `build` makes of `source`.  `build` gets a work folder, the files to
+/// Returns the program that `build` makes of `source`. `build` gets a work folder, the files to
 /// put over the source, and a log. It returns the program that it has built.
 pub fn program(
     recipe: &Recipe,

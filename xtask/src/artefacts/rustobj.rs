@@ -25,11 +25,13 @@ const FLAGS: &[&str] = &[
     "-Cforce-unwind-tables=no",
     // An indirect jump would need the speculation barriers of the program into which it is linked.
     "-Cjump-tables=no",
-    // A return goes through the surrounding program's thunk, as the returns of its C code do.
+    // Returns jump to the return thunk of the program into which the code is linked, as the returns
+    // of that program's C code do.
     "-Zfunction-return=thunk-extern",
-    // These options call `memcpy` directly and not through a table of addresses, which neither Xen
-    // nor a Linux module has. Link-time optimisation would adopt the core library's choice of such
-    // a table. Inlining across crates makes up for it.
+    // With `plt` the compiled code calls `memcpy` directly and not through a table of addresses
+    // (GOT), which neither Xen nor a Linux module has. The core library is compiled to use such a
+    // table, and link-time optimisation would apply that to all code, so it is off. Inlining across
+    // crates replaces it.
     "-Zplt=yes",
     "-Zcross-crate-inline-threshold=always",
 ];

@@ -21,8 +21,8 @@ use super::spec::Spec;
 /// The longest time from power-on until the guest's init reports. If twenty others use the machine
 /// at the same time, a boot of half a minute takes ten minutes.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
-/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses less than
-/// `BOOT_IDLE` of the host's CPUs, waiting for them included ...
+/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses the host's
+/// CPUs, or waits for one, for less than `BOOT_IDLE` ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
 const BOOT_IDLE: Duration = Duration::from_secs(3);
 /// ... or if the emulator has used more CPU time than this since the console's last output, which
@@ -391,9 +391,9 @@ mod tests {
 
     #[test]
     fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
-        // Returns the first of several moments, 10 s apart, at which a boot is found to have ended.
-        // The emulator uses the CPUs for this many milliseconds in a second, and waits for them for
-        // that many.
+        // Returns when a boot without output is first found to have ended, asked every 10 s. In
+        // each second the emulator uses the CPUs for `using` ms, and waits for a CPU for `waiting`
+        // ms.
         let ended_waiting = |emulator, using: fn(u64) -> u64, waiting: u64| {
             let (mut progress, mut used) = (Progress::new(emulator), 0);
             (0..90).map(|n| n * 10).find(|now| {

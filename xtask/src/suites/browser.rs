@@ -13,9 +13,9 @@ use super::screenshot::{self, Screenshot};
 use crate::artefacts::viewers::{self, Viewers};
 use crate::tools::cache;
 
-/// The window's width, which is that of the picture.  Unit: pixels.
+/// The window's width, which is that of the picture. Unit: pixels.
 const WIDTH: u32 = 1200;
-/// The width at both sides of the picture together that is left free. Unit: pixels.
+/// The sum of the picture's left and right margins, in which there are no boxes. Unit: pixels.
 const MARGIN: f64 = 20.0;
 /// How far a box's width may be from its share of the picture's width. Unit: pixels.
 const BAND: f64 = 0.1;
@@ -23,8 +23,8 @@ const BAND: f64 = 0.1;
 const WIDE: f64 = 400.0;
 /// The narrowest box whose colour is certainly in the screenshot. Unit: pixels.
 const COLOURED: f64 = 3.0;
-/// How far from its right edge, and how far below its upper edge, a box is filled. Its letters end
-/// before. Unit: pixels.
+/// The place in a box whose colour is compared: its distances from the box's right edge and from
+/// its upper edge. The box's label ends before it. Unit: pixels.
 const FILLED: [f64; 2] = [1.5, 7.0];
 /// The colour of search results, as the picture's own script sets it.
 const FOUND: &str = "rgb(230, 0, 230)";

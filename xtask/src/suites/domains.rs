@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counts Debian's programs in domains of different kinds, alone and side by side. Compares the
-//! counts with those on Linux without a hypervisor and with `docs/domains.md`. The long tier has
-//! more programs, and one more kind of domain.
+//! counts with those on Linux without a hypervisor, and the differences with `docs/domains.md`. The
+//! long tier has more programs and one more kind of domain.
 
 use std::collections::BTreeMap;
 use std::fs;

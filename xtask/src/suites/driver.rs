@@ -34,8 +34,8 @@ pub fn absent(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Boots Xen without its option perfctr. Returns the machine, on which the module's message and the
-/// answer to sessions are checked.
+/// Describes a machine with the project's Xen, but without Xen's option `perfctr`. The program
+/// tests there that the module refuses to load, and what the library and the command answer.
 fn driver_off() -> Result<Spec> {
     let mut spec = with_xen_args("dom0_max_vcpus=4", &["/work/providers", "off"])?;
     spec.module = false;

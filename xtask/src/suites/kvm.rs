@@ -59,8 +59,8 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Demands that the host's kernel has reported each NMI that no counter had raised.
 ///
-/// The run sends NMIs by the emulator's NMI button.  A CPU remembers only one pending NMI, so a
-/// press that coincides with a counter's interrupt arrives together with it.  So this test counts
+/// The run sends NMIs by the emulator's NMI button. A CPU remembers only one pending NMI, so a
+/// press that coincides with a counter's interrupt arrives together with it. So this test counts
 /// the NMIs that the kernel has received, and not the presses.
 fn every_other_nmi_is_reported(outcome: &Outcome) -> Result<()> {
     let console = String::from_utf8_lossy(&fs::read(&outcome.console)?).into_owned();

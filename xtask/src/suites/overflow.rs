@@ -6,7 +6,7 @@ use anyhow::Result;
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
 
-/// Overflows that the driver allows per vCPU and ms in the storm.  A machine whose clock counts its
+/// Overflows that the driver allows per vCPU and ms in the storm. A machine whose clock counts its
 /// instructions executes 125,000 of them in a ms, and a sample costs some 12,000.
 const STORM_RATE: &str = "5";
 /// The rate in a machine whose clock is real time.

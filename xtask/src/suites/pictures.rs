@@ -56,7 +56,8 @@ fn flame_graph(report: &mut Report, picture: &Path, name: &str) {
     });
 }
 
-/// Texts, each of which must be in some line of the view.
+/// The files with what the views of `perfctr top` have written to a terminal. For each file there
+/// are texts, each of which must be in some line of the view.
 const SCREENS: [(&str, &[&str]); 2] = [
     ("top", &["thread", "gzip", "yes", "q ends, t shows threads"]),
     ("top-host", &["samples", "hypervisor", "kernel", "user", "Domain-0", "q ends"]),

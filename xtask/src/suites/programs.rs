@@ -14,8 +14,8 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, all};
 use crate::tools::cache;
 
-/// Short programs of different kinds. The compiler would fail for a directory that does not exist,
-/// even if it only looks there for an optional header.
+/// Short programs of different kinds. The compiler looks for an optional header, and fails if none
+/// of the directories in which it would look exists. So `-I .` names a directory that exists.
 pub const COMMANDS: &str = "\
 /usr/bin/gzip -9nc words
 /usr/bin/bzip2 -c words

@@ -174,7 +174,7 @@ fn woven(source: &str, place: Range<usize>, mut parts: &[Part]) -> Result<String
     Ok(text + &source[from..place.end])
 }
 
-/// Returns whether a part is inside another one.  An empty part at the end of another one is not.
+/// Returns whether a part is inside another one. An empty part at the end of another one is not.
 fn is_inside(part: &Part, outer: &Part) -> bool {
     part.place.start < outer.place.end && part.place.end <= outer.place.end
         || part.place == outer.place

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask faults` tells whether a test notices each fault of the catalogue.
+//! `cargo xtask faults` says for each fault of the catalogue whether a test notices it.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::suites::faults::{self, Choice};
 use crate::suites::shard::Shard;
 use crate::tools::sh;
 
-/// Puts each fault of tests/faults in force, and runs the tests that must notice.
+/// Switches on each fault of tests/faults in turn, and runs the tests that must notice it.
 #[derive(clap::Args)]
 pub struct Args {
     /// Try only the faults of this tier.

@@ -17,13 +17,14 @@ pub struct Args {
     from: Option<PathBuf>,
 }
 
-/// How far a new figure may be from the page's. Instructions differ with the kernel's timer and
-/// with the compiler's code for a change. The figures of samples and switches are differences of
-/// larger numbers, and vary somewhat more.
+/// How far a new figure may be from the page's. The larger of the two bands applies, except to
+/// reads, which have only the one in percent. Numbers of instructions depend on when the kernel's
+/// timer interrupts, and on the code that the compiler makes of changed sources. Figures of samples
+/// and switches vary more, since they are differences of larger numbers.
 const BAND_PERCENT: f64 = 5.0;
 const BAND_INSTRUCTIONS: f64 = 50.0;
-/// The least band for figures that are a whole number for each sample or switch, and mostly a small
-/// one.
+/// The least band for numbers of entries and accesses, of which most samples and switches have only
+/// a few.
 const BAND_EVENTS: f64 = 1.0;
 
 /// Fails if a figure is out of its band, or has not been measured.

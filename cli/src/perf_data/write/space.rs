@@ -22,7 +22,8 @@ const ROOM: u64 = 1 << 30;
 /// The address space of one process.
 #[derive(Default)]
 pub struct Space<'a> {
-    /// The differences between addresses in the process and those that a file states.
+    /// For each file, the number that has to be added to an address that the file states to get the
+    /// address in the process.
     pub biases: HashMap<&'a Module, u64>,
     pub maps: Vec<Map<'a>>,
     /// Code without a file, whose addresses are the process's own.
@@ -104,7 +105,8 @@ impl<'a> Space<'a> {
         })?;
         let first = code.iter().map(|segment| segment.address).min().unwrap_or(0);
         let last = ends.iter().copied().max().unwrap_or(0);
-        // The process of a domain has nothing but the domain's user mode.
+        // In user mode only modules of a host's profile have a layer. The user mode of a domain is
+        // the only module of its process, so its addresses conflict with no other module's.
         let is_hosts = module.layer.is_some();
         let bias = if is_hosts || (first >= ADDRESS_MIN && self.is_free(first, last)) {
             0

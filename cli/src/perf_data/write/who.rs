@@ -10,11 +10,12 @@ use super::super::perf;
 use crate::host::CONTROL_DOMAIN;
 use crate::profile::{Frame, Layer, Module, Profile, Thread};
 
-/// The number of threads that a domain has room for. The process has the first number, which is
-/// that of virtual CPU 0. perf needs a different number for each thread, and uses 0 for the idle
-/// thread.
+/// The difference between the process numbers of two domains whose numbers are consecutive. A
+/// domain's process and its virtual CPU 0 have the same number, and each further virtual CPU has
+/// the next one, since perf needs a different number for each thread. The process of domain 0 has
+/// number 1, because perf uses 0 for the idle thread.
 const THREADS: u32 = 10_000;
-/// Domains have lower numbers. Xen's are below 2^15.
+/// The numbers of domains have to be below this. Xen's are below 2^15.
 const DOMAINS: u32 = 100_000;
 
 /// Returns the number of a thread's process.

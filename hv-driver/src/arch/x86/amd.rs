@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! AMD's three kinds of counters: K7's, those of the core extension, and those of version 2.  The
+//! AMD's three kinds of counters: K7's, those of the core extension, and those of version 2. The
 //! manual is APM volume 2, 13.2.1 and appendix A, and volume 3, appendix E.
 
 use shared_abi::arch::EVNTSEL_QUALIFIERS;

@@ -16,7 +16,7 @@ const DEBUGCTL_LBR: u64 = 1 << 0;
 const SELECT_NOT_RING_0: u64 = 1 << 0;
 /// MSR_LBR_SELECT: far branches, interrupts and exceptions are not recorded.
 const SELECT_NOT_FAR: u64 = 1 << 8;
-/// The source of a branch: it was mispredicted.  This is in place of the address's highest bit.
+/// The source of a branch: it was mispredicted. This is in place of the address's highest bit.
 const FROM_MISPREDICTED: u64 = 1 << 63;
 
 /// The addresses that a 64-bit PV guest cannot map, since Xen uses them itself
@@ -74,7 +74,7 @@ impl Filter {
         self.records(false) != self.records(true)
     }
 
-    /// Returns what MSR_LBR_SELECT has to hold, whose bits leave branches out.  Those of kinds are
+    /// Returns what MSR_LBR_SELECT has to hold, whose bits leave branches out. Those of kinds are
     /// at the same places as in the guest's word.
     fn select(self) -> u64 {
         (BRANCHES_KINDS & !self.0) as u64 | SELECT_NOT_RING_0 | SELECT_NOT_FAR

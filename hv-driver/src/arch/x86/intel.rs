@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Intel's architectural performance monitoring.  Registers: SDM volume 4, table 2-2.
+//! Intel's architectural performance monitoring. Registers: SDM volume 4, table 2-2.
 
 use shared_abi::PmuCaps;
 use shared_abi::caps::{
@@ -123,7 +123,7 @@ pub(super) const fn branch_format(cpuid: &Identity) -> u32 {
 
 /// Returns whether the CPU records branches as Nehalem does.
 ///
-/// Nehalem, Westmere, Sandy Bridge and Ivy Bridge record 16 branches in the same registers.  Others
+/// Nehalem, Westmere, Sandy Bridge and Ivy Bridge record 16 branches in the same registers. Others
 /// have other formats or depths (SDM volume 3, sections on last branch records of each generation).
 const fn records_as_nehalem(cpuid: &Identity) -> bool {
     let known = matches!(

@@ -2,7 +2,7 @@
 //! Checks that a physical CPU has the registers that its CPUID promises.
 //!
 //! The driver's hooks cannot recover from a fault when they access registers, so a guest could
-//! bring the hypervisor down.  Therefore every register is tried, where faults are caught,
+//! bring the hypervisor down. Therefore every register is tried, where faults are caught,
 //! whenever a CPU comes up.
 
 use shared_abi::PmuCaps;
@@ -21,7 +21,7 @@ const DEBUGCTL_FREEZE: u64 = 1 << 12;
 
 /// Tries all registers of the CPU that executes this, whose identity is `cpuid`.
 ///
-/// All its counters are stopped and cleared afterwards.  The function returns what was in the
+/// All its counters are stopped and cleared afterwards. The function returns what was in the
 /// register that enables them, if there is one.
 ///
 /// # Errors
@@ -46,9 +46,9 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
 /// Makes sure that no counter stops because another one interrupts, and returns whether the CPU
 /// was set to stop all of them.
 ///
-/// One bit of [`DEBUGCTL`] asks for it. When a counter interrupts, older CPUs clear the register
-/// that enables counters, and newer ones set a bit of the status. The counters would then stand
-/// still until the driver stops or starts some counter on this CPU.
+/// One bit of [`DEBUGCTL`] asks for this stop. When a counter interrupts, older CPUs clear the
+/// register that enables counters, and newer ones set a bit of the status. The counters would then
+/// stand still until the driver stops or starts some counter on this CPU.
 ///
 /// # Errors
 ///

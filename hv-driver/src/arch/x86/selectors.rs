@@ -106,7 +106,7 @@ impl Selectors {
 
 /// Returns whether selectors can be limited to guests and to their host on this CPU now.
 ///
-/// Where SVM is not enabled, counters with such a limit stand still (APM volume 2, 13.2.1).  No
+/// Where SVM is not enabled, counters with such a limit stand still (APM volume 2, 13.2.1). No
 /// guest has rings of its own there.
 pub(crate) fn can_limit_selectors(caps: &PmuCaps, pmu: &impl Pmu) -> bool {
     caps.can(CAPS_GUEST_ONLY) && pmu.read_register(EFER) & EFER_SVME != 0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests of the action for SIGSEGV.  Each runs in a child process, because a process has one action
+//! Tests of the action for SIGSEGV. Each runs in a child process, because a process has one action
 //! and most of the tests end the process.
 
 use super::*;
@@ -31,16 +31,16 @@ enum Ended {
 }
 
 /// Runs `body` in a child with these settings, and returns its end: [`FINE`] if `body` returns
-/// true.  The child's earlier action for SIGSEGV is `previous`, and `survives` says whether the
+/// true. The child's earlier action for SIGSEGV is `previous`, and `survives` says whether the
 /// child survives faults of RDPMC.
 fn child(previous: libc::sigaction, survives: bool, body: fn() -> bool) -> Ended {
     // SAFETY: the child calls only functions that are async-signal-safe, or that glibc keeps usable
-    // in the child of a threaded process: it allocates and starts threads.  Only children take this
+    // in the child of a threaded process: it allocates and starts threads. Only children take this
     // module's lock.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is readable.  The limit prevents core dumps; the alarm ends a child that
+        // SAFETY: `limit` is readable. The limit prevents core dumps; the alarm ends a child that
         // hangs.
         let limited = unsafe {
             libc::alarm(60);
@@ -80,7 +80,7 @@ fn rdpmc_is_0() -> bool {
 
 /// Executes an RDPMC that belongs to the program and not to this crate.
 fn other_rdpmc() -> bool {
-    // SAFETY: no CPU has this counter, so the instruction faults.  It writes only to the registers
+    // SAFETY: no CPU has this counter, so the instruction faults. It writes only to the registers
     // that are named here.
     unsafe { asm!("rdpmc", in("ecx") ABSENT, out("eax") _, out("edx") _) };
     true
@@ -101,7 +101,7 @@ fn halt() -> bool {
 }
 
 fn send() -> bool {
-    // SAFETY: the call takes no pointer.  The action for the signal is this test's own.
+    // SAFETY: the call takes no pointer. The action for the signal is this test's own.
     unsafe { libc::raise(libc::SIGSEGV) == 0 }
 }
 

@@ -22,8 +22,8 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// counters").
 pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
-/// AMD's conditional branches since family 17h, the event that rr counts there.  On earlier
-/// families this event counts the cycles in which their own core's decoder waits.
+/// The event of conditional branches on AMD since family 17h, which rr counts there. On earlier
+/// families the same number counts cycles in which the decoder of the counter's own core waits.
 const AMD_CONDITIONALS: u64 = 0xd1;
 
 /// AMD's locked instructions of family 17h that their own core has executed speculatively
@@ -33,7 +33,7 @@ const AMD_CONDITIONALS: u64 = 0xd1;
 const AMD_SPECULATIVE_LOCKS: u64 = 0x08_25;
 
 /// Numbers of the fixed counters that count only their own logical processor (SDM volume 3, table
-/// 20-2).  The fixed counters behind them count TOPDOWN.SLOTS and its parts.  Those slots belong to
+/// 20-2). The fixed counters behind them count TOPDOWN.SLOTS and its parts. Those slots belong to
 /// the whole core, so their counts tell whether the sibling is halted.
 const FIXED: [Generic; 3] = [Generic::Instructions, Generic::Cycles, Generic::ReferenceCycles];
 
@@ -95,7 +95,7 @@ fn intel_harms(caps: &PmuCaps, event: u64) -> bool {
     }
 }
 
-/// Returns whether an event does harm on AMD.  Northbridge events have bits 7:5 of the event number
+/// Returns whether an event does harm on AMD. Northbridge events have bits 7:5 of the event number
 /// set (APM volume 2, 13.2.1).
 fn amd_harms(event: u64) -> bool {
     event & 0xe0 == 0xe0

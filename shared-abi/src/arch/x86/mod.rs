@@ -3,7 +3,7 @@
 //!
 //! The event select is the SDM's IA32_PERFEVTSELx word (volume 3, 20.2.1.1) with the rings as the
 //! *guest* means them: USR is guest user mode, OS is guest kernel mode, whatever ring the
-//! hypervisor lets either run in.  Fixed counters take their rings from the same two bits.
+//! hypervisor lets either run in. Fixed counters take their rings from the same two bits.
 
 pub mod events;
 
@@ -19,10 +19,10 @@ pub const EVNTSEL_OS: u64 = 1 << 17;
 pub const EVNTSEL_EDGE: u64 = 1 << 18;
 /// Pin control, which only the hypervisor may set.
 pub const EVNTSEL_PC: u64 = 1 << 19;
-/// The counter interrupts on overflow.  Only the hypervisor may set this bit; a configuration asks
+/// The counter interrupts on overflow. Only the hypervisor may set this bit; a configuration asks
 /// for it by [`MODE_SAMPLING`](crate::config::MODE_SAMPLING).
 pub const EVNTSEL_INT: u64 = 1 << 20;
-/// The counter counts the sibling hardware thread, too.  A guest may never set this bit.
+/// The counter counts the sibling hardware thread, too. A guest may never set this bit.
 pub const EVNTSEL_ANY: u64 = 1 << 21;
 /// The counter is enabled.
 pub const EVNTSEL_EN: u64 = 1 << 22;
@@ -55,7 +55,7 @@ pub(crate) const EVNTSEL_GUEST: u64 = EVNTSEL_QUALIFIERS | EVNTSEL_RINGS | EVNTS
 /// The modulus mask of the time-stamp counter, which is 64 bits wide.
 pub const CLOCK_MASK: u64 = u64::MAX;
 
-/// The longest distance to an overflow, unit: events.  A counter is preset through a register that
+/// The longest distance to an overflow, unit: events. A counter is preset through a register that
 /// takes 32 bits and extends their sign (SDM volume 3, 20.2.6).
 pub const PRESET_EVENTS_MAX: u64 = (1 << 31) - 1;
 

@@ -97,7 +97,7 @@ bool bx_pmu_c::interrupts(unsigned n) const
                               fixed_ctrl >> 4 * (n - BX_PMU_GENERAL) & FIXED_PMI;
 }
 
-/* What the CPU has done, ever, by event.  The cycles are those of a made-up core. */
+/* What the CPU has done, ever, by event. The cycles are those of a made-up core. */
 void bx_pmu_c::totals(Bit64u *now) const
 {
   now[INSTRUCTIONS] = cpu->retired + retired_early;

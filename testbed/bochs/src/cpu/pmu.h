@@ -4,7 +4,7 @@
  * (SDM 3B, chapter 20), with four general and three fixed counters of 48 bits.
  *
  * A CPU counts the instructions that it retires, and its branches, all the
- * time.  The unit is brought up to date only where something depends on it: at
+ * time. The unit is brought up to date only where something depends on it: at
  * its registers, where CPL changes, and where a counter overflows.
  */
 #ifndef BX_PMU_H
@@ -25,7 +25,7 @@ enum bx_pmu_answer { BX_PMU_NOT_OURS, BX_PMU_DONE, BX_PMU_REFUSED };
 
 class bx_pmu_c {
 public:
-  /* The CPU is switched on.  The registers survive INIT. */
+  /* The CPU is switched on. The registers survive INIT. */
   void power_on(BX_CPU_C *cpu);
 
   /* CPUID leaf 0xA, on each model that has one. */
@@ -35,7 +35,7 @@ public:
   bx_pmu_answer wrmsr(Bit32u index, Bit64u value);
   /* False if there is no such counter. */
   bool rdpmc(Bit32u index, Bit64u *value);
-  /* A number of the tally, which RDPMC reads everywhere.  False if there is no such number. */
+  /* A number of the tally, which RDPMC reads everywhere. False if there is no such number. */
   bool read_tally(Bit32u index, Bit64u *value);
 
   /* IA32_PERF_GLOBAL_CTRL, by a VM entry or a VM exit. */
@@ -67,7 +67,7 @@ public:
   bool is_due(Bit64u retired) const { return retired >= look_at; }
 
   /*
-   * Brings the counters up to date between two instructions.  True if only one
+   * Brings the counters up to date between two instructions. True if only one
    * instruction may be executed before the next call.
    */
   bool update();

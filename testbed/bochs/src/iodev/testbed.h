@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Four files of this process's directory, each written to through 4096 I/O
- * ports: what is written to any of its ports is appended to the file.  So a
+ * ports: what is written to any of its ports is appended to the file. So a
  * Linux kernel writes a page of bytes there at once, through /dev/port.
  *
  * They end where the ports of Bochs' own devices begin: those of ACPI's power
- * management at 0xb000, by its BIOS, and those of PCI devices at 0xc000.  A
+ * management at 0xb000, by its BIOS, and those of PCI devices at 0xc000. A
  * device's port never gets here, and its byte would be missing in the file.
  */
 #ifndef BX_TESTBED_H

@@ -6,7 +6,7 @@
  * reading it. Perf must have no event at this time.
  *
  * Loading it runs the checks; /sys/module/svm_check/parameters/report says how
- * they ended.  Its other parameters say which of the model's habits are on.
+ * they ended. Its other parameters say which of the model's habits are on.
  */
 
 #include <linux/gfp.h>

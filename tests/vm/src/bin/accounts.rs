@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests the accounts of virtual CPUs: what each virtual CPU has executed, and what the hypervisor
-//! has executed while that virtual CPU was current.
+//! Tests the accounts of virtual CPUs: how many instructions each virtual CPU has executed, and how
+//! many the hypervisor has executed while that virtual CPU was current.
 //!
-//! The emulator keeps a tally: how many instructions each physical CPU has executed in ring 0,
-//! outside of ring 0, and in a guest's own ring 0. A test reads the tally, then the accounts, then
-//! the tally again, and calls this a look. It takes two looks, with some work between them. Between
-//! both looks, the accounts must have grown as much as the tally. The tally's growth is known up to
-//! the instructions that the looks themselves take. If both looks take equally many, they cancel,
-//! and the test demands the exact number.
+//! The emulator keeps a tally: the numbers of instructions that each physical CPU has executed in
+//! ring 0, outside of ring 0, and in a guest's own ring 0. A *look* reads the tally, then the
+//! accounts, then the tally again. A test takes two looks, with some work between them, and
+//! demands that the accounts have grown by as much as the tally. Each look leaves open at which of
+//! its own instructions the accounts were read, so the tally's growth has a lower and an upper
+//! bound. If both looks took equally many instructions, these cancel, and the test demands the
+//! exact number.
 //!
-//! With the argument `passive`, this tests the account of a PVH tenant, which does not know that it
-//! is observed. The tenant runs the program `system`. With the argument `busy`, this is the command
-//! that `perfctr domains counts` runs meanwhile.
+//! With the argument `passive`, this program tests the account of a PVH tenant that does not know
+//! that it is observed. The tenant runs the program `system`. `perfctr domains counts` runs this
+//! program with the argument `busy`, and counts what it executes.
 
 use std::env;
 use std::fs;
@@ -164,9 +165,10 @@ fn same_width(from: &Look, to: &Look, by: usize) -> bool {
     from.width()[by] == to.width()[by]
 }
 
-/// Compares the growth of these accounts between two looks with the tally's growth. If guests, or
-/// the hypervisor, have executed the same number in both looks, the tally has grown by as much as
-/// the accounts.
+/// Checks that these accounts have grown between two looks within the bounds of the tally's growth.
+/// If `exactly` names guests ([`EXECUTED`]) or the hypervisor ([`HYPERVISOR`]), and they have
+/// executed equally many instructions in both looks, their account must have grown by exactly as
+/// much as their tally.
 fn compare(
     from: &Look,
     to: &Look,
@@ -446,7 +448,8 @@ fn sessions_end(accounts: &Accounts<'_>, tally: &mut Tally) -> Result<()> {
     accounts.start(INSTRUCTIONS)?;
     let busy = accounts.start(INSTRUCTIONS);
     tally.check("there is one accounting at a time", equal(busy, Err(Refusal::EBUSY)));
-    // The next check could not fail if this accounting had hardly begun.
+    // This accounting must have more instructions than a new one. Otherwise the check below could
+    // not fail if the next accounting continued this one.
     while Look::here(accounts)?.sum(|one| one.domain == 0)[EXECUTED] < 2 * LAST_SESSION {
         work();
     }

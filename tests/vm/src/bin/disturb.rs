@@ -53,7 +53,7 @@ fn main() -> Result<ExitCode> {
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Registers this user's pages on every vCPU, whatever the program counts with.  They stay
+/// Registers this user's pages on every vCPU, whatever the program counts with. They stay
 /// registered, so that they show what the host does.
 fn show(session: &mut Session, cpus: &[usize]) -> Result<()> {
     session.start(&[Event::INSTRUCTIONS.user()])?;

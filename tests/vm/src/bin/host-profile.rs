@@ -230,8 +230,8 @@ fn functions(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the command accepts the running hypervisor's file, and refuses another file by the
-/// two build-ids.
+/// Checks that the command accepts the running hypervisor's file, and refuses another file with a
+/// message about the build-ids. Also checks that it refuses a physical CPU that does not exist.
 fn files(tally: &mut Tally) -> Result<()> {
     let printed =
         shown(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;

@@ -65,16 +65,16 @@ fn linked(packages: &[&str]) -> Result<BTreeMap<String, String>> {
     Ok(crates)
 }
 
-/// Returns whether one alternative of an expression consists of allowed licences. A stroke is the
-/// older form of `OR`, and exceptions only permit more.
+/// Returns whether one alternative of an expression consists of allowed licences. A slash is the
+/// older form of `OR`, and exceptions (`WITH`) only permit more.
 fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
     let plain = licence.replace('/', " OR ").replace(['(', ')'], "");
     let known = |part: &str| {
         let name = part.split(" WITH ").next().unwrap_or_default().trim();
         allowed.contains(&name)
     };
-    // For alternatives within AND, parentheses would be needed. Without them the judgement is too
-    // strict.
+    // This ignores parentheses, so it misjudges an OR within an AND: it accepts `(MIT OR A) AND B`
+    // because of the alternative `MIT`, whatever B is.
     plain.split(" OR ").any(|alternative| alternative.split(" AND ").all(known))
 }
 

@@ -96,7 +96,7 @@ pub fn build(version: &str, linux: &[&str]) -> Result<Built> {
     Ok(Built { debs, tags: tags.map(str::to_owned).collect() })
 }
 
-/// Returns whether one of lintian's tags is about letters that machine code contains by chance.  No
+/// Returns whether one of lintian's tags is about letters that machine code contains by chance. No
 /// override covers it, since lintian also reports an override that it does not need this time.
 fn is_chance(tag: &str) -> bool {
     tag.contains(" spelling-error-in-binary ") && tag.ends_with("/perfctr_core.o_shipped]")

@@ -179,9 +179,9 @@ const GUESTS_LINUX: &str = "console=ttyS0 panic=-1 oops=panic quiet nmi_watchdog
 /// The ports of a virtual machine, each of which is a file of the host's.
 const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 
-/// The script that the host executes after it has booted. One machine is libvirt's, and its name is
-/// in the file from the start. The other one is QEMU's alone, and its name is in the file while it
-/// runs.
+/// The script that the host executes after it has booted. It starts two virtual machines: `web`
+/// through libvirt, and `mail` with QEMU alone. `/etc/perfctr/domains` names `web` from the start.
+/// The script adds the name `mail` while that machine runs.
 const HOST: &str = r#"
 wait_for() {
     for n in $(seq 200); do

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Compares PAPI on perf's events in the guest with PAPI on the bare machine.
+//! Runs PAPI's tests on Linux's perf events, in the guest and on the bare machine, and compares the
+//! results.
 
 use std::collections::BTreeSet;
 use std::fmt;

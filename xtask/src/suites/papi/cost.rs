@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Measures the cost of a reading: by PAPI on these counters and on Linux' own, and by the C
-//! library.
+//! Measures the cost of a reading: by PAPI on this project's counters, by PAPI on Linux's perf
+//! events, and by the C library with perfctr's interface.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ fn debian() -> Result<PathBuf> {
 
 /// Runs the program on a machine; `libraries` are files, or directories of files.
 fn measure(what: &str, topology: &str, program: &Path, libraries: &[&Path]) -> Result<()> {
-    // Debian forbids perf events to everybody but the superuser, and PAPI believes its setting.
+    // With Debian's setting (3) PAPI assumes that even root may not use perf events.
     let script =
         "echo -1 >/proc/sys/kernel/perf_event_paranoid; LD_LIBRARY_PATH=/work/lib /work/cost";
     let mut spec = Spec::new(topology, ["sh", "-c", script])?;

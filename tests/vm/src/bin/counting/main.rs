@@ -5,7 +5,7 @@
 //! There are two phases. In the first all threads have *equal* configurations, so no hypercall is
 //! needed. In the second they have *mixed* ones, which need the same counters for different events.
 //! In both phases some threads are pinned and some are moved between vCPUs, and the vCPUs are moved
-//! between physical CPUs.  After the phases there are threads that do nothing but switch, on vCPUs
+//! between physical CPUs. After the phases there are threads that do nothing but switch, on vCPUs
 //! that are preempted meanwhile.
 
 mod predicted;

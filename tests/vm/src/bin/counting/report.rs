@@ -72,9 +72,9 @@ pub struct Report {
     values: Map<String, Value>,
     /// The table of truth against reading, line by line.
     table: Vec<String>,
-    /// The faults. There are none if all is well.
+    /// Descriptions of everything that is wrong. The run has passed if there are none.
     complaints: Vec<String>,
-    /// Details for people who look for the reason of a fault.
+    /// The prediction and the histogram of each series of readings in which something is wrong.
     details: Vec<String>,
 }
 
@@ -311,8 +311,8 @@ impl Report {
             "the hypervisor wrote MSRs at switches although the configuration did not change",
         );
         if !self.is_pv {
-            // There are no changes of mode, and no counter of user mode counts the module's
-            // instructions.
+            // The hypervisor takes no part in changes of mode. The module measures its switches by
+            // a counter of user mode, which does not count a kernel in ring 0.
             return Ok(());
         }
         let toggle =

@@ -28,7 +28,7 @@ use crate::predicted::Totals;
 /// The work of a thread.
 pub struct Plan<'a> {
     pub id: usize,
-    /// Measured regions per phase.  The second has more if hard cases are rare on this machine.
+    /// Measured regions per phase. The second has more if hard cases are rare on this machine.
     pub regions: u64,
     /// What happened in the middle of all threads' regions so far.
     pub hard_cases: &'a HardCases,

@@ -32,9 +32,10 @@ pub struct Outcome {
     pub retries: u64,
 }
 
-/// Runs the threads while the host preempts each vCPU as often as it can, since other vCPUs wait
-/// for its physical CPU. With kernels later than Linux 6.1 the control domain has no more vCPUs
-/// than there are physical CPUs, so the threads may use only some of these CPUs.
+/// Runs the threads while the host preempts each vCPU as often as it can. The vCPUs get half as
+/// many physical CPUs as there are vCPUs, so that some always wait. With all physical CPUs they
+/// need not wait: with kernels later than Linux 6.1 the control domain has no more vCPUs than there
+/// are physical CPUs.
 pub fn run(host: &dyn Host, cpus: &[usize]) -> Result<Outcome> {
     let place = |pcpus| cpus.iter().try_for_each(|&cpu| host.set_affinity(cpu as u32, pcpus));
     place((1 << (cpus.len() / 2).max(1)) - 1)?;

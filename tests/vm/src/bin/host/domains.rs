@@ -54,8 +54,8 @@ pub fn list(process: Pid) -> Result<Vec<u64>> {
     Ok(all)
 }
 
-/// Lets the machine count or forbids it. The machine is named by its name, which only one machine
-/// has. To let it count, a policy first allows it and is then taken back.
+/// Allows the machine to count, or forbids it, by its name, which no other machine has. If it is to
+/// be allowed, this first tests that a policy file allows it, and forbids it again.
 pub fn allow(allowed: bool) -> Result<Vec<u64>> {
     if allowed {
         fs::write(POLICY, format!("# The guest of this test.\n{NAME}\n"))?;

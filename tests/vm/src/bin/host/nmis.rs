@@ -18,7 +18,7 @@ pub struct Nmis {
     raised: u64,
 }
 
-/// Counts the interrupts until now.  No counter may interrupt any more.
+/// Counts the interrupts until now. No counter may interrupt any more.
 pub fn count(cpus: &[usize]) -> Result<Nmis> {
     let received = received(Interrupt::Nmi)?;
     let mut raised = 0;

@@ -42,7 +42,7 @@ impl Monitor {
         self.execute("quit", json!({})).map(drop)
     }
 
-    /// Stops the guest.  No vCPU executes when this returns.
+    /// Stops the guest. No vCPU executes when this returns.
     pub fn stop(&mut self) -> Result<()> {
         self.execute("stop", json!({})).map(drop)
     }

@@ -78,7 +78,7 @@ fn narrow_ioctl<T: IntoBytes + FromBytes + Immutable>(
     const IOCTL: i32 = 54;
     let result: i32;
     // SAFETY: the memory is a page of ours that nobody refers to. It holds the argument, whose size
-    // is in the request's number.  The gate changes only these registers.
+    // is in the request's number. The gate changes only these registers.
     unsafe {
         std::ptr::copy_nonoverlapping(
             argument.as_bytes().as_ptr(),

@@ -19,8 +19,8 @@ use crate::device::{self, USER, counting};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, wait_until};
 
-/// Sets what CPU 0 counts, and starts. Returns the first answer as an error, if it is not a number
-/// of CPUs.
+/// Sets what CPU 0 counts, and starts. Returns the first refusal of these two requests, if there is
+/// one.
 pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {
     let mut state = CpuState { control: counting(counters), ..CpuState::default() };
     ioctl(device, IOC_CPU_CONTROL, Argument::of(&mut state))?;

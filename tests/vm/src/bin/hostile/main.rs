@@ -101,7 +101,7 @@ fn main() -> Result<ExitCode> {
         None => {}
     }
     let wanted = |name| options.only.is_empty() || options.only.iter().any(|only| only == name);
-    // The overhead is found once, before processes fork that need it, since that takes long.
+    // This takes long, so it is done once, before the processes that need the overhead are forked.
     region::overhead()?;
     let mut tally = Tally::default();
     for &(name, check) in CHECKS {

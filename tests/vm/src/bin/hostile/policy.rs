@@ -115,8 +115,8 @@ fn lock_down() -> Result<()> {
     fs::write(format!("{FOLDER}/lockdown"), "confidentiality").context("lockdown")
 }
 
-/// Checks the library's message in a locked-down kernel, and that the same session can count user
-/// mode.
+/// Checks the library's message to a user who may not count the kernel, and that the same session
+/// can count user mode.
 fn named_refusal() -> Result<()> {
     as_user(NOBODY, || {
         let mut session = Session::open_with(Provider::Paravirt)?;
@@ -325,8 +325,8 @@ fn check_unmoved(before: &[u64], after: &[u64]) -> Result<()> {
 }
 
 /// Checks what a user without counters sees all the time, while another user on the same CPU starts
-/// and ends counting. Nobody else counts, so the module begins and ends to watch switches each
-/// time.
+/// and ends counting. Nobody else counts, so the module stops watching switches in each long pause,
+/// and begins again after it.
 fn unseen_as_counters_come_and_go() -> Result<()> {
     let words = shared::words()?;
     let cpu = *cpus()?.first().context("there is no CPU")?;

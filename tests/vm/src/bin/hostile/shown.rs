@@ -45,8 +45,9 @@ const CAPABLE: &str = "/run/shown-capable";
 const HELPER: &str = "/run/shown-helper";
 const HELPED: &str = "/run/shown-helped";
 
-/// The kernel's settings for that: the program to start when a process aborts; how many run at a
-/// time, while others wait; and on which CPUs the kernel starts programs.
+/// The kernel's settings for that: the program to start when a process aborts; how many of these
+/// programs may run at a time; and on which CPUs the kernel starts programs. Unless the second
+/// setting is 0, a process that aborts waits for its program.
 const CORE_PATTERN: &str = "/proc/sys/kernel/core_pattern";
 const CORE_PIPE_LIMIT: &str = "/proc/sys/kernel/core_pipe_limit";
 const KERNELS_CPUS: &str = "/sys/devices/virtual/workqueue/cpumask";

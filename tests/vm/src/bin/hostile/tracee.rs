@@ -95,7 +95,7 @@ pub const AT_STOP: u64 = 1;
 /// Its next system call is its act.
 pub const AT_ACT: u64 = 2;
 
-/// The plan of the tracee.
+/// What the tracee has to do, and what it needs for that.
 #[derive(Debug)]
 pub struct Plan {
     pub stop: Stop,
@@ -260,7 +260,7 @@ pub fn act_as_program(act: Act, device: i32, spare: i32) -> ! {
     plan.act_and_work()
 }
 
-/// Sets a filter that stops at every system call that may be an act, for the tracer.
+/// Sets a filter that stops this process, for its tracer, at every system call that may be its act.
 fn trace_by_filter() {
     const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

@@ -50,7 +50,8 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
 }
 
 /// Brings a CPU online while the hypervisor refuses to publish its counters. Threads there get an
-/// error. They count there when the host allows it and the CPU has come online again.
+/// error. They count there as soon as the host allows it, and also after the CPU has come online
+/// again.
 pub fn come_online_without_counters(host: &dyn Host) -> Result<()> {
     let cpu = *cpus()?.last().context("there is no CPU")?;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");

@@ -138,7 +138,7 @@ pub fn a_forked_child_reads_no_counter() -> Result<()> {
     // SAFETY: no other thread of this program runs now, so the child may do anything.
     let status = match unsafe { fork()? } {
         ForkResult::Child => {
-            // SAFETY: as in `in_child`.  RDPMC changes two registers, or faults.  The library's own
+            // SAFETY: as in `in_child`. RDPMC changes two registers, or faults. The library's own
             // RDPMC would survive that.
             unsafe {
                 asm!("rdpmc", in("ecx") 0, out("eax") _, out("edx") _);

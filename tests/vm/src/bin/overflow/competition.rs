@@ -31,9 +31,9 @@ const BYSTANDERS: usize = 2;
 /// Threads that end while they sample.
 const MAYFLIES: usize = 40;
 
-/// How often one physical CPU has to come back, and how often all of them from suspend to RAM. The
-/// other numbers say how long the sampling threads continue until then, on a quick machine and on a
-/// busy one.
+/// How often one physical CPU has to come back from being offline, and how often all of them have
+/// to come back from suspend to RAM. After their rounds the sampling threads continue until then,
+/// but on a busy machine not beyond `PATIENCE`.
 pub const RETURNS_MIN: u64 = 3;
 pub const RESUMES_MIN: u64 = 1;
 const PATIENCE: Duration = Duration::from_secs(120);

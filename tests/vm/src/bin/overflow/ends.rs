@@ -25,7 +25,7 @@ use crate::report::throttled;
 /// A named test.
 type Test = (&'static str, fn() -> Result<()>);
 
-/// The tests of this module.  The first one reloads the kernel's module, so this process must not
+/// The tests of this module. The first one reloads the kernel's module, so this process must not
 /// have had a session before.
 pub const TESTS: &[Test] = &[
     ("the module goes when nobody samples", module_goes),

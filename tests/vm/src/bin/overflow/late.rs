@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Samples on CPUs whose interrupts of overflows come late, so that a vCPU is often moved between
-//! an overflow and its interrupt.  Each vCPU has only one thread: with more, the next switch of
+//! an overflow and its interrupt. Each vCPU has only one thread: with more, the next switch of
 //! threads would find an overflow of which the guest was not told yet.
 
 use std::sync::Barrier;

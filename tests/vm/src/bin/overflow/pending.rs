@@ -2,11 +2,11 @@
 //! Tests overflows in the middle of a thread switch.
 //!
 //! Counters that also count in the kernel now and then overflow where the kernel has disabled
-//! interrupts in order to switch threads.  The virtual interrupt comes when another thread
+//! interrupts in order to switch threads. The virtual interrupt comes when another thread
 //! executes. The thread whose counter has overflowed gets its signal when it is resumed.
 //!
 //! Such counters also overflow where the kernel waits, with interrupts disabled, for a lock whose
-//! holder is on a vCPU that does not execute.  That takes so long that whole periods pass and are
+//! holder is on a vCPU that does not execute. That takes so long that whole periods pass and are
 //! merged. It cannot happen with one vCPU, where nobody waits like this, so every overflow has to
 //! have its own signal.
 

@@ -135,7 +135,8 @@ impl Report {
         Ok(())
     }
 
-    /// Judges signals that came to threads which do not sample.
+    /// Judges signals that came to threads which do not sample, or that no counter of their thread
+    /// explains.
     pub fn elsewhere(&mut self) {
         let elsewhere = sampled::elsewhere();
         self.set("imode_wrong_thread", elsewhere);

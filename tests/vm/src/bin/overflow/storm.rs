@@ -75,7 +75,7 @@ pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> R
     let tsc_khz = u64::from(session.description().tsc_khz);
     let (mut taken, mut allowed, mut within) = (0, 0, true);
     for ((vcpu, now), then) in last.0.since(&first.0).iter().zip(&last.1).zip(&first.1) {
-        // The driver counts in windows of a ms, which begin while the vCPU executes.  A window may
+        // The driver counts in windows of a ms, which begin while the vCPU executes. A window may
         // end with an overflow that was allowed in the window before.
         let windows = vcpu.running.max_tsc / tsc_khz + vcpu.switches + 1;
         let (vcpu_taken, vcpu_allowed) = (now - then, windows * (rate + 1));

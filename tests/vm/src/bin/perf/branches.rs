@@ -118,7 +118,7 @@ impl Seen {
     }
 }
 
-/// Samples a program, and compares each branch with single steps.  Branches that begin or end in
+/// Samples a program, and compares each branch with single steps. Branches that begin or end in
 /// the kernel are only counted.
 fn sampled(program: &str, kinds: u32, seen: &mut Seen) -> Result<()> {
     let path = Path::of(&mut Command::new(program))?;

@@ -27,7 +27,8 @@ const NEVER: u64 = 1 << 60;
 /// How often an event of perf's comes and goes.
 const CHANGES: u32 = 4_000;
 
-/// How often irq_work has to be done at least. This is more often than others cause some meanwhile.
+/// The least number of times that the kernel has to do irq_work. Without the module's work there
+/// are fewer in this test.
 const FOUND_MIN: u64 = 50;
 
 struct Outcome {

@@ -56,7 +56,7 @@ pub fn exact(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Tests the events that the PMU lists, and by whose names perf's users select them.
+/// Tests the events that the PMU lists in sysfs. perf's users select them by the names there.
 pub fn listed(machine: &Machine) -> Result<()> {
     const AMD: [&str; 4] = ["branch-instructions", "branch-misses", "cpu-cycles", "instructions"];
     // On Nehalem, reference cycles are those of its bus.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What README.md counts and samples.  Without a library it executes the same everywhere. */
+/* What README.md counts and samples. Without a library it executes the same everywhere. */
 
 #define LIMIT 100000u
 #define TRIED 6000u

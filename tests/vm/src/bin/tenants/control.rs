@@ -47,7 +47,8 @@ pub const FORBIDDEN: Why = Why {
 };
 /// How long it may take until the domains have taken turns on a CPU, or a restored one goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The number of switches to this domain after which one was certainly on the CPU that is checked.
+/// The number of changes of domains, on all CPUs, of which one was certainly to this domain and on
+/// the CPU that is checked.
 const TURNS: u64 = 4;
 
 /// What to do.

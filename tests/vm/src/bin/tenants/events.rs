@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests perf's events in a tenant that is saved and restored, and that may not count for a while.
 //!
-//! If perf says that an event has counted all the time, it has counted everything. Otherwise perf
-//! says so.
+//! If an event has not counted all the time, perf says so. If perf says that it has, the event has
+//! counted everything.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread;

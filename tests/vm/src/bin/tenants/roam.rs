@@ -245,7 +245,7 @@ pub fn alone() -> Result<ExitCode> {
 }
 
 /// Checks that a guest without the module gets no interrupt. The interrupt that reports a restore
-/// would be a sign of broken hardware to its kernel.  The driver sends it none, whether the guest
+/// would be a sign of broken hardware to its kernel. The driver sends it none, whether the guest
 /// may count or not.
 fn receives_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let before = received(Interrupt::Nmi)?;

@@ -241,8 +241,8 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a stopped vCPU is not switched.  A machine's process may load and put it as often as
-/// it likes.  Then the driver does not switch the vCPU, so it does not write to the vCPU's page,
+/// Checks that a stopped vCPU is not switched. A machine's process may load and put it as often as
+/// it likes. Then the driver does not switch the vCPU, so it does not write to the vCPU's page,
 /// which KVM would have to report.
 fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let (seen, switches) = count_while(0, || {

@@ -371,7 +371,7 @@ fn work(input: &mut Reader<'_>) {
 }
 
 fn end() -> ! {
-    // SAFETY: the call takes a number and does not return.  A process that shares buffers must not
+    // SAFETY: the call takes a number and does not return. A process that shares buffers must not
     // write them.
     unsafe { libc::_exit(0) }
 }
