@@ -4,8 +4,10 @@
 use std::fs::File;
 use std::path::Path;
 
+use addr2line::demangle_auto;
+use anyhow::{Context, Result, ensure};
 use object::elf::PF_X;
-use object::{Object, ObjectSegment, ReadCache, SegmentFlags};
+use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SegmentFlags};
 use serde::{Deserialize, Serialize};
 use shared_abi::limits::PAGE_BYTES;
 
@@ -78,9 +80,65 @@ pub fn address(code: &[Segment], offset: u64) -> Option<u64> {
     })
 }
 
+/// Where a file has functions, by the addresses that the file states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Functions {
+    /// The address of each function, if the file has it.
+    pub addresses: Vec<Option<u64>>,
+    /// The address at which the program begins.
+    pub entry: u64,
+}
+
+/// Finds functions by their names, as the file has them or demangled.
+///
+/// # Errors
+///
+/// The file is no program, or has several functions of one name.
+pub fn functions(bytes: &[u8], names: &[&str]) -> Result<Functions> {
+    let file = object::File::parse(bytes).context("this is no program")?;
+    let code = code(&file);
+    let is_code = |address: u64| {
+        code.iter().any(|part| address.checked_sub(part.address).is_some_and(|at| at < part.size))
+    };
+    let mut addresses = vec![None; names.len()];
+    for symbol in file.symbols().chain(file.dynamic_symbols()) {
+        let (Ok(raw), address) = (symbol.name(), symbol.address()) else { continue };
+        if symbol.is_undefined() || raw.is_empty() || !is_code(address) {
+            continue;
+        }
+        let demangled = demangle_auto(raw.into(), None);
+        for (name, known) in names.iter().zip(&mut addresses) {
+            if *name == raw || *name == demangled {
+                ensure!(
+                    known.is_none_or(|known| known == address),
+                    "there are several functions {name:?}; the linker's names tell them apart"
+                );
+                *known = Some(address);
+            }
+        }
+    }
+    Ok(Functions { addresses, entry: file.entry() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn functions_are_found_by_both_of_their_names() {
+        let bytes = std::fs::read("/proc/self/exe").unwrap();
+        let [first, second] = ["functions_are_found_by_both_of_their_names", "file"]
+            .map(|name| format!("{}::{name}", module_path!()));
+        // C's main has no other name than the linker's.
+        let names = [&*first, &second, "main", "no such function"];
+        let found = functions(&bytes, &names).unwrap();
+        let here = [functions_are_found_by_both_of_their_names as *const (), file as *const ()];
+        let moved = |n: usize| (here[n] as u64).wrapping_sub(found.addresses[n].unwrap_or(0));
+        assert_eq!(moved(0), moved(1), "{found:x?}");
+        assert!(found.addresses[2].is_some());
+        assert_eq!(found.addresses[3], None);
+        assert!(functions(b"#!/bin/sh", &names).is_err(), "a script is no program");
+    }
 
     /// Makes an executable file of headers alone, with these segments: whether it is code, its
     /// first byte's offset in the file, its address, and its size.

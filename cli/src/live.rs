@@ -94,9 +94,10 @@ impl Live {
         watch(self.watch, how, events).open().context(self.name)
     }
 
-    /// Samples it by this event, which has a period.
-    pub fn sample(self, event: Event, callers: bool) -> Result<Samples> {
+    /// Samples it by this event, which has a period unless there is a frequency.
+    pub fn sample(self, event: Event, frequency: Option<u64>, callers: bool) -> Result<Samples> {
         let watch = if callers { self.watch.callers() } else { self.watch };
+        let watch = frequency.into_iter().fold(watch, Watch::frequency);
         watch.sample(event).context(self.name)
     }
 }

@@ -7,7 +7,7 @@
 #include "perfctr_abi.h"
 
 /*
- * Bytes of a thread object.  With the memory that C has beside it, it fits the allocator's 2 KiB.
+ * Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
  */
 #define PERFCTR_THREAD_BYTES 1920
 
@@ -108,7 +108,7 @@ typedef const struct perfctr_core_thread *perfctr_on_thread;
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu;
 
 /*
- * The counters of the thread that executes this, if it has any, with the guarantees of
+ * The counters of the thread that executes this, if it has any.
  */
 typedef const struct perfctr_core_thread *perfctr_present;
 
@@ -234,15 +234,15 @@ struct perfctr_branch_stack {
 };
 
 /*
- * What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
+ * What is registered with a vCPU. Only that vCPU writes it, with interrupts disabled.
  */
 struct perfctr_shown {
   /*
-   * The container of the subjects that may execute meanwhile.
+   * The container of the subjects that may execute while the page is registered.
    */
   uint64_t container;
   /*
-   * Their effective user.
+   * The effective user of these subjects.
    */
   uint32_t uid;
   /*
@@ -264,11 +264,11 @@ struct perfctr_shown {
  */
 struct perfctr_admitted {
   /*
-   * The bytes to copy from the caller first, unit: bytes.
+   * How much to copy from the caller first, unit: bytes.
    */
   uint32_t bytes_in;
   /*
-   * The bytes to copy to the caller at the end, unit: bytes.
+   * How much to copy to the caller at the end, unit: bytes.
    */
   uint32_t bytes_out;
 };
@@ -314,7 +314,7 @@ struct perfctr_frame {
  */
 struct perfctr_ring_place {
   /*
-   * Unit: bytes from the beginning of the ring.
+   * Where the record begins, unit: bytes from the beginning of the ring.
    */
   uint64_t offset;
   /*
@@ -393,12 +393,12 @@ uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 uint64_t perfctr_core_report(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Stops the thread's counters; see ThreadPmu::stop.  If there is no vCPU, the thread is
+ * Stops the thread's counters; see ThreadPmu::stop.
  */
 void perfctr_core_stop(perfctr_on_thread thread, perfctr_on_vcpu_or_asleep vcpu);
 
 /*
- * Returns whether the thread's counters end now that it executes another program.  They do if the
+ * Returns whether the thread's counters end now that it executes another program.
  */
 bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool has_gained_rights);
 
@@ -424,7 +424,7 @@ extern void perfctr_glue_call_all(const void *call);
 extern int perfctr_glue_call_one(uint32_t cpu, const void *call);
 
 /*
- * Does the action for which the vCPU was called. For CPU-wide counting the caller holds the mutex
+ * Does the action for which the vCPU was called.
  */
 void perfctr_core_called(const struct perfctr_call *call,
                          perfctr_on_vcpu vcpu,
@@ -440,7 +440,7 @@ extern void *perfctr_glue_counters_new(void);
 extern void perfctr_glue_counters_free(void *counters);
 
 /*
- * Begins to watch switches, as must be done before pages are registered. Returns 0, or an
+ * Begins to watch switches, before pages are registered. Returns 0, or an error.
  */
 extern int perfctr_glue_watch(void);
 
@@ -457,7 +457,7 @@ int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
 void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
 
 /*
- * Executes a request about CPUs for the descriptor `by`.  Returns the request's result.
+ * Executes a request about CPUs for the descriptor `by`. Returns the request's result.
  */
 int perfctr_core_request_of_cpus(uint32_t number, uint64_t by, void *argument);
 
@@ -487,7 +487,7 @@ extern void perfctr_glue_event_progress(uint32_t index, const struct perfctr_pro
 extern void perfctr_glue_event_stall(uint32_t index, uint64_t stalled);
 
 /*
- * Has perf take a sample of an event. This many periods of the event have passed.
+ * Makes perf take a sample of an event, of which `periods` periods have passed.
  */
 extern void perfctr_glue_event_sample(uint32_t index,
                                       enum perfctr_registers registers,
@@ -517,7 +517,7 @@ uint16_t perfctr_core_event_select(uint64_t id);
 bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t count);
 
 /*
- * Adds an event, and returns its number.  `thread` has the counters of the thread that executes,
+ * Adds an event, and returns its number or an error; see LocalEvents::add_event.
  */
 int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            const struct perfctr_event_config *event,
@@ -562,12 +562,12 @@ void perfctr_core_forget_records(perfctr_on_vcpu vcpu);
 void perfctr_core_events_disable(perfctr_on_vcpu vcpu);
 
 /*
- * Does what is needed when perf enables its PMU.  `thread` has the counters of the thread that
+ * Does what is needed when perf enables its PMU; see LocalEvents::enable_events.
  */
 void perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
 
 /*
- * Handles the interrupt of an overflow for perf's events.  `thread` has the counters of the thread
+ * Handles the interrupt of an overflow for perf's events. Returns whether any has overflowed.
  */
 bool perfctr_core_events_interrupt(perfctr_on_vcpu vcpu,
                                    perfctr_present thread,
@@ -584,12 +584,12 @@ extern void perfctr_glue_log(const char *what, int error);
 extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 
 /*
- * Asks the hypervisor when the module is loaded.  If the hypervisor refuses, `found` says what was
+ * Asks the hypervisor when the module is loaded. Returns 0 or an error; see first_handshake.
  */
 int perfctr_core_handshake(uint32_t cpus, const char **found);
 
 /*
- * Asks again; see handshake_again.  If the host lets the domain count, vCPUs whose pages were
+ * Asks the hypervisor again. Returns 0 or an error; see handshake_again.
  */
 int perfctr_core_handshake_again(void);
 
@@ -599,12 +599,12 @@ int perfctr_core_handshake_again(void);
 void perfctr_core_restored(void);
 
 /*
- * Allocates zeroed bytes that are aligned to at least 8 bytes, or returns null.  Sleeps.
+ * Allocates zeroed bytes that are aligned to at least 8 bytes, or returns null. Sleeps.
  */
 extern void *perfctr_glue_alloc(size_t bytes);
 
 /*
- * Allocates a zeroed page, or returns null.  Sleeps.
+ * Allocates a zeroed page, or returns null. Sleeps.
  */
 extern void *perfctr_glue_alloc_page(void);
 
@@ -629,7 +629,7 @@ uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vc
 void perfctr_core_switch_out(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Returns whether the calling thread has a capability. If `is_quiet`, the kernel does not log
+ * Returns whether the calling thread has a capability.
  */
 extern bool perfctr_glue_has_capability(int capability, bool is_quiet);
 
@@ -660,7 +660,7 @@ int perfctr_core_judge(uint32_t number,
                        uint32_t cpus);
 
 /*
- * Serves `IOC_INFO`, which describes this machine. Returns 0, or an error if the module is not
+ * Serves `IOC_INFO`, which describes this machine. Returns 0 or an error.
  */
 int perfctr_core_info(uint32_t vcpus,
                       uint32_t cpu_signature,
@@ -668,7 +668,7 @@ int perfctr_core_info(uint32_t vcpus,
                       struct perfctr_info_arg *out);
 
 /*
- * Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  If there is no vCPU, the thread
+ * Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.
  */
 int perfctr_core_operate(perfctr_on_thread thread,
                          perfctr_on_vcpu_or_asleep vcpu,
@@ -682,7 +682,7 @@ void perfctr_core_last_control(const struct perfctr_core_thread *thread,
                                struct perfctr_control_arg *out);
 
 /*
- * Decides about a mapping that is made through a descriptor of these counters.  Returns 1 if it
+ * Decides about a mapping that is made through a descriptor of these counters; see may_map.
  */
 int perfctr_core_may_map(const struct perfctr_core_thread *thread,
                          const struct perfctr_mapping *wanted,
@@ -710,12 +710,12 @@ void perfctr_core_restore_begin(const struct perfctr_core_vcpu *vcpu);
 uint32_t perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Returns whether somebody has to look for a restore; see Restoration::wants_look.
+ * Returns whether C has to call perfctr_core_restore_look; see Restoration::wants_look.
  */
 bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Looks whether the machine was restored, and then registers the vCPU's page anew.
+ * Asks whether the vCPU may count, and registers its page anew if necessary.
  */
 void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 
@@ -725,7 +725,7 @@ void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 extern bool perfctr_glue_read_frame(uint64_t address, struct perfctr_frame *frame);
 
 /*
- * Sends the calling thread the signal of an overflow of these counters. Returns whether the
+ * Sends the calling thread an overflow's signal. Returns whether the thread will get it.
  */
 extern bool perfctr_glue_send_signal(uint32_t number, uint32_t counters);
 
@@ -740,7 +740,7 @@ extern void perfctr_glue_ring_write(const void *counters, const struct perfctr_r
 extern void perfctr_glue_ring_wake(const void *counters);
 
 /*
- * Reports overflows to the thread that executes; see Reporter::report.  `pack` has made
+ * Reports overflows to the thread that executes; see Reporter::report.
  */
 void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    perfctr_on_vcpu vcpu,
@@ -762,7 +762,7 @@ uint32_t perfctr_core_ring_callers(uint64_t frame, uint64_t *out, uint32_t room)
 int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
 
 /*
- * Returns whether there are records to take. Anybody may ask.
+ * Returns whether the ring is full to its watermark. Anybody may ask.
  */
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 
@@ -772,7 +772,7 @@ bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 extern void perfctr_glue_present(struct perfctr_subject *present);
 
 /*
- * Does what is needed before another thread executes in place of `present`.  C calls this if that
+ * Does what is needed before another thread executes here; see LocalVcpu::leave_to.
  */
 void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            perfctr_present present,
@@ -780,7 +780,7 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            const struct perfctr_core_thread *coming);
 
 /*
- * Does what is needed after the rights of the thread that executes have changed without a switch;
+ * Does what is needed after the rights of the thread that executes have changed.
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
@@ -814,7 +814,7 @@ int perfctr_core_user_get(uint64_t container,
 void perfctr_core_users_take_back(void);
 
 /*
- * Makes a possible vCPU, with a page for perf's events that is not registered. Returns null if
+ * Makes a possible vCPU. Returns null if there is no memory.
  */
 struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 
@@ -824,7 +824,7 @@ struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 void perfctr_core_vcpus_free(void);
 
 /*
- * Brings the vCPU online.  If `error` is not 0, the kernel has refused to bind the interrupt of
+ * Brings the vCPU online. Returns 0, or the reason why no thread may count there.
  */
 int perfctr_core_vcpu_online(perfctr_on_vcpu vcpu, int error);
 
@@ -834,7 +834,7 @@ int perfctr_core_vcpu_online(perfctr_on_vcpu vcpu, int error);
 void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
 
 /*
- * Does what is needed before the machine sleeps.  `present` executes on its last vCPU.
+ * Does what is needed before the machine sleeps. `present` executes on its last vCPU.
  */
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 
@@ -844,7 +844,7 @@ void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu);
 
 /*
- * Returns the name of statistic `index`, or null behind the last, and stores its sum over all
+ * Returns the name of statistic `index`, or null behind the last one, and stores its value.
  */
 const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 
@@ -859,7 +859,7 @@ extern int perfctr_glue_watch_begin(void);
 int perfctr_core_watch_join(void);
 
 /*
- * Adds a watcher if there is one already; see Watch::join_others.  C needs no lock.
+ * Adds a watcher if there is one already; see Watch::join_others. C needs no lock.
  */
 bool perfctr_core_watch_join_others(void);
 
@@ -869,7 +869,7 @@ bool perfctr_core_watch_join_others(void);
 void perfctr_core_watch_leave(void);
 
 /*
- * Unregisters pages that nobody needs.  Returns whether the watch has ended; see Watch::end.
+ * Unregisters pages that nobody needs. Returns whether the watch has ended; see Watch::end.
  */
 bool perfctr_core_watch_end(bool is_exit);
 

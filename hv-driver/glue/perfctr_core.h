@@ -78,7 +78,7 @@ enum perfctr_policy_change
    */
   PERFCTR_POLICY_CHANGE_REVOKE = 1,
   /*
-   * It interrupts the domain's vCPUs.  The guest's kernel then asks again whether it may count.
+   * It interrupts the domain's vCPUs. The guest's kernel then asks again whether it may count.
    */
   PERFCTR_POLICY_CHANGE_TELL = 2,
 };
@@ -97,11 +97,11 @@ enum perfctr_rings
 #endif // __STDC_VERSION__ >= 202311L
  {
   /*
-   * The driver does it: both execute in ring 3 (64-bit PV), and counters are folded at each
+   * The driver distinguishes them, because both execute in ring 3 (64-bit PV).
    */
   PERFCTR_RINGS_FOLDED = 0,
   /*
-   * The hardware does it: the guest has its own rings (HVM, PVH, KVM).
+   * The hardware distinguishes them, because the guest has its own rings (HVM, PVH, KVM).
    */
   PERFCTR_RINGS_HARDWARE = 1,
 };
@@ -112,7 +112,7 @@ typedef uint32_t perfctr_rings;
 #endif // __STDC_VERSION__ >= 202311L
 
 /*
- * A step that the core has the host do.
+ * A step that the core makes the host do.
  */
 enum perfctr_host_step
 #if __STDC_VERSION__ >= 202311L
@@ -120,51 +120,51 @@ enum perfctr_host_step
 #endif // __STDC_VERSION__ >= 202311L
  {
   /*
-   * Reserve all counters; returns 1, or 0 if somebody else has one.
+   * Reserves all counters. Returns 1, or 0 if somebody else has one.
    */
   PERFCTR_HOST_STEP_RESERVE,
   /*
-   * Give up the reserved counters.
+   * Gives up the reserved counters.
    */
   PERFCTR_HOST_STEP_RELEASE,
   /*
-   * Return 1 if the hard-lockup watchdog is switched on, or 0.
+   * Returns 1 if the hard-lockup watchdog is switched on, or 0.
    */
   PERFCTR_HOST_STEP_WATCHDOG_IS_ON,
   /*
-   * Switch the watchdog on.
+   * Switches the watchdog on.
    */
   PERFCTR_HOST_STEP_WATCHDOG_ON,
   /*
-   * Switch the watchdog off.
+   * Switches the watchdog off.
    */
   PERFCTR_HOST_STEP_WATCHDOG_OFF,
   /*
-   * Have every CPU count for guests; returns 0 or a negative error number.
+   * Makes every CPU count for guests. Returns 0 or a negative error number.
    */
   PERFCTR_HOST_STEP_TAKE_CPUS,
   /*
-   * Return every CPU to its former state.
+   * Restores every CPU to its state before guests counted.
    */
   PERFCTR_HOST_STEP_GIVE_CPUS_BACK,
   /*
-   * Log that no guest can count, because perf has the counters.
+   * Logs that no guest can count, because perf has the counters.
    */
   PERFCTR_HOST_STEP_LOG_PERF_HAS_COUNTERS,
   /*
-   * Log that guests count.
+   * Logs that guests count.
    */
   PERFCTR_HOST_STEP_LOG_GUESTS_COUNT,
   /*
-   * Log that the watchdog is stopped.
+   * Logs that the watchdog is stopped.
    */
   PERFCTR_HOST_STEP_LOG_WATCHDOG_STOPPED,
   /*
-   * Log that the watchdog runs again.
+   * Logs that the watchdog runs again.
    */
   PERFCTR_HOST_STEP_LOG_WATCHDOG_RUNS,
   /*
-   * Log that the watchdog does not run again.
+   * Logs that the watchdog does not run again.
    */
   PERFCTR_HOST_STEP_LOG_WATCHDOG_LOST,
 };
@@ -200,12 +200,12 @@ struct perfctr_core_driver;
 struct Limits;
 
 /*
- * Whether the driver has the counters.  The glue's lock is held during each call.
+ * Whether the driver has the counters. The glue's lock is held during each call.
  */
 struct perfctr_core_reservation;
 
 /*
- * The samples of one physical CPU.  Its interrupt writes, and one reader at a time takes.
+ * The samples of one physical CPU. Its interrupt writes, and one reader at a time takes.
  */
 struct perfctr_core_ring;
 
@@ -352,7 +352,7 @@ struct perfctr_host_facts {
  */
 struct perfctr_clock {
   /*
-   * Unit: ticks of the guest's counter.
+   * What is added, unit: ticks of the guest's counter.
    */
   uint64_t offset;
   /*
@@ -364,7 +364,7 @@ struct perfctr_clock {
    */
   uint32_t fraction_bits;
   /*
-   * 0.
+   * Always 0.
    */
   uint32_t reserved;
 };
@@ -395,7 +395,7 @@ struct perfctr_guest {
 void perfctr_core_read_cpuid(struct perfctr_cpuid *cpuid);
 
 /*
- * Parses the value of the option `perfctr`. Returns 0, or -1 and stores in `why` what was
+ * Parses the value of the option `perfctr`. Returns 0 or -1.
  */
 int perfctr_core_parse(const char *text,
                        uint32_t length,
@@ -431,7 +431,7 @@ int perfctr_core_cpu_up(const struct perfctr_core_cpu *cpu,
 void perfctr_core_cpu_down(const struct perfctr_core_cpu *cpu);
 
 /*
- * Returns whether the host lets the domain count; `controls` says whether it is the control
+ * Returns whether the host lets the domain count.
  */
 bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          const struct perfctr_core_domain *domain,
@@ -443,7 +443,7 @@ bool perfctr_core_allows(const struct perfctr_core_driver *driver,
 void perfctr_core_demand_begins(const struct perfctr_core_domain *domain);
 
 /*
- * Notes that one of these vCPUs needs the counters no more. Returns whether it was the last one.
+ * Notes that one vCPU of the domain no longer needs the counters. Returns whether none does now.
  */
 bool perfctr_core_demand_ends(const struct perfctr_core_domain *domain);
 
@@ -462,7 +462,7 @@ perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *
                                               const struct perfctr_hv_domain *wanted);
 
 /*
- * Parses a domain's number and its limits; see hv_driver::policy::parse. Returns 0 or a
+ * Parses a domain's number and its limits; see hv_driver::policy::parse.
  */
 int perfctr_core_parse_policy(const char *text,
                               uint32_t length,
@@ -545,7 +545,7 @@ bool perfctr_core_toggle(const struct perfctr_core_cpu *cpu,
                          bool kernel);
 
 /*
- * Stops the vCPU that is current here, if the host forbids its domain to count, or to count with
+ * Stops the vCPU that is current here, if the host no longer lets it count.
  */
 bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
@@ -587,12 +587,12 @@ uint32_t perfctr_core_nmi(const struct perfctr_core_cpu *cpu,
 bool perfctr_core_is_at_guests(const struct perfctr_core_ring *ring);
 
 /*
- * Begins a session of samples. Returns 0 or a negative error number.  C holds the profile's lock.
+ * Begins a session of samples. Returns 0 or a negative error number. C holds the profile's lock.
  */
 int perfctr_core_begin_profile(const struct perfctr_core_driver *driver);
 
 /*
- * Ends the session. Returns whether there was one.  C holds the profile's lock.
+ * Ends the session. Returns whether there was one. C holds the profile's lock.
  */
 bool perfctr_core_end_profile(const struct perfctr_core_driver *driver);
 
@@ -609,7 +609,7 @@ bool perfctr_core_start_samples(const struct perfctr_core_cpu *cpu,
 void perfctr_core_stop_samples(const struct perfctr_core_cpu *cpu);
 
 /*
- * Takes the oldest samples of `ring`, which is null if that CPU is not sampled. Returns 0 or a
+ * Takes the oldest samples of `ring`. Returns 0 or a negative error number.
  */
 int perfctr_core_take_samples(const struct perfctr_core_driver *driver,
                               const struct perfctr_core_ring *ring,
@@ -628,13 +628,13 @@ bool perfctr_core_account(const struct perfctr_core_cpu *cpu,
 void perfctr_core_account_next(const struct perfctr_core_cpu *cpu, perfctr_rings rings);
 
 /*
- * Begins to account an event. Returns 0 or a negative error number.  C holds the accounts' lock.
+ * Begins to account an event. Returns 0 or a negative error number. C holds the accounts' lock.
  */
 int perfctr_core_begin_accounts(const struct perfctr_core_driver *driver,
                                 const struct perfctr_hv_accounting *accounting);
 
 /*
- * Ends the accounting. Returns whether there was one.  C holds the accounts' lock.
+ * Ends the accounting. Returns whether there was one. C holds the accounts' lock.
  */
 bool perfctr_core_end_accounts(const struct perfctr_core_driver *driver);
 
@@ -645,7 +645,7 @@ int perfctr_core_wants_accounts(const struct perfctr_core_driver *driver,
                                 struct perfctr_hv_accounts *answer);
 
 /*
- * Adds a vCPU's account to the answer, if it was asked for. Returns whether there is room for
+ * Adds a vCPU's account to the answer, if it was asked for.
  */
 bool perfctr_core_add_account(const struct perfctr_core_driver *driver,
                               struct perfctr_hv_accounts *answer,
@@ -689,7 +689,7 @@ extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
 extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
 /*
- * Sets the values that the hardware loads into the register that enables counters: `inside`
+ * Sets the values that the hardware loads into the register that enables counters.
  */
 extern void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside);
 
@@ -709,7 +709,7 @@ extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length
 extern int perfctr_glue_permits(bool control);
 
 /*
- * Returns the driver's part of the current domain, and stores whether it is the control
+ * Returns the driver's part of the current domain, and fills in `controls`.
  */
 extern const struct perfctr_core_domain *perfctr_glue_domain(bool *controls);
 
@@ -719,12 +719,12 @@ extern const struct perfctr_core_domain *perfctr_glue_domain(bool *controls);
 extern bool perfctr_glue_guest(struct perfctr_guest *guest);
 
 /*
- * Returns this physical CPU's object.  Interrupts are disabled.
+ * Returns this physical CPU's object. Interrupts are disabled.
  */
 extern const struct perfctr_core_cpu *perfctr_glue_cpu(void);
 
 /*
- * Returns the current vCPU's object, or null.  Interrupts are disabled.
+ * Returns the current vCPU's object, or null. Interrupts are disabled.
  */
 extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
 
@@ -734,12 +734,12 @@ extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
 extern uint64_t perfctr_glue_machine(void);
 
 /*
- * Makes the host give its counters to the driver, if the current vCPU has a page and may
+ * Takes the counters from the host, if the current vCPU has a page and may count.
  */
 extern int perfctr_glue_take_counters(void);
 
 /*
- * Pins the frame, and registers it for the current vCPU or goes on with it. Returns 0 or an
+ * Pins the frame, and registers it for the current vCPU, or lets the vCPU go on from it.
  */
 extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);
 
@@ -794,7 +794,7 @@ extern int perfctr_glue_accounts_read(struct perfctr_hv_accounts *answer);
 extern int perfctr_glue_accounts_stop(void);
 
 /*
- * Does one step, and returns the result that the step names, or 0.  It may sleep.
+ * Does one step, and returns the result that the step names, or 0. It may sleep.
  */
 extern int perfctr_glue_host_step(perfctr_host_step step);
 

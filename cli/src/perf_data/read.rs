@@ -215,8 +215,6 @@ struct Sampled {
     profile: Profile,
     samples: Samples,
     modules: HashMap<Place, u32>,
-    /// The events of all samples together.
-    events: u64,
 }
 
 /// A module of a profile: the index of a file, or the name of a place without one.
@@ -276,12 +274,8 @@ impl Reader {
             profile.frequency = (event.flags & flag::FREQ != 0).then_some(event.period);
             profile
         };
-        let sampled = |profile| Sampled {
-            profile,
-            samples: Samples::default(),
-            modules: HashMap::new(),
-            events: 0,
-        };
+        let sampled =
+            |profile| Sampled { profile, samples: Samples::default(), modules: HashMap::new() };
         let ids = events
             .iter()
             .enumerate()
@@ -517,20 +511,16 @@ impl Reader {
         let thread = sampled.thread(sample.pid, sample.tid, name);
         let start = *self.start.get_or_insert(sample.time.unwrap_or(0));
         let time = sample.time.map(|time| time.saturating_sub(start));
-        sampled.events = sampled.events.saturating_add(period);
-        sampled.samples.add(thread, &frames, 1, time);
+        sampled.samples.add_one(thread, &frames, period, time);
         Ok(())
     }
 
     fn finish(self, features: &Features<'_>) -> Result<Vec<Profile>> {
         let machine = machine(features).context("the machine's names")?;
         let profile = |sampled: Sampled| {
-            let Sampled { mut profile, samples, events, .. } = sampled;
+            let Sampled { mut profile, samples, .. } = sampled;
             samples.fill(&mut profile);
             profile.machine = machine.clone();
-            if profile.frequency.is_some() {
-                profile.period = (events / profile.samples().max(1)).max(1);
-            }
             profile.count_by_samples();
             profile.check()?;
             Ok(profile)

@@ -72,8 +72,18 @@ fn samples(profile: &Profile) -> Vec<Ours> {
 
 #[test]
 fn what_is_written_can_be_read() {
-    let written = profile();
-    let file = encode(std::slice::from_ref(&written)).unwrap();
+    written_is_read(&profile());
+}
+
+#[test]
+fn so_can_what_was_recorded_with_a_frequency() {
+    let mut written = profile();
+    written.frequency = Some(997);
+    written_is_read(&written);
+}
+
+fn written_is_read(written: &Profile) {
+    let file = encode(std::slice::from_ref(written)).unwrap();
     assert!(is(&file));
     let read = read(&file).unwrap();
     let [read] = &*read else { panic!("{read:?}") };
@@ -93,13 +103,10 @@ fn what_is_written_can_be_read() {
         let Profile { command, event, period, frequency, .. } = profile.clone();
         (command, event, period, frequency, profile.call_graph, profile.machine.clone())
     };
-    assert_eq!(facts(read), facts(&written));
+    assert_eq!(facts(read), facts(written));
     assert_eq!((read.missed(), read.samples()), (0, 6));
     let id = |profile: &Profile| profile.modules[0].build_id.clone();
-    assert_eq!(
-        read.modules.iter().find(|m| m.path == "/nowhere/a").unwrap().build_id,
-        id(&written)
-    );
+    assert_eq!(read.modules.iter().find(|m| m.path == "/nowhere/a").unwrap().build_id, id(written));
 }
 
 #[test]

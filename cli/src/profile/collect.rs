@@ -20,6 +20,8 @@ pub struct Samples {
     threads: HashMap<(u32, u32), u32>,
     /// How many samples had been lost when the last profile was made.
     lost: u64,
+    /// The events for which samples stand that were added one by one.
+    events: u64,
 }
 
 impl Samples {
@@ -43,7 +45,13 @@ impl Samples {
         self.add_on(None, thread, stack, samples, time);
     }
 
-    /// Does the same for samples that were taken on a physical CPU.
+    /// Adds one sample, which stands for this many events.
+    pub fn add_one(&mut self, thread: u32, stack: &[Frame], events: u64, time: Option<u64>) {
+        self.events = self.events.saturating_add(events);
+        self.add(thread, stack, 1, time);
+    }
+
+    /// Adds samples as [`add`](Self::add) does, taken on a physical CPU.
     pub fn add_on(
         &mut self,
         cpu: Option<u32>,
@@ -82,7 +90,8 @@ impl Samples {
         profile
     }
 
-    /// Gives a profile its stacks and frames.
+    /// Gives a profile its stacks and frames. If it was recorded with a frequency, its period
+    /// becomes the mean number of events for which a sample stands.
     pub fn fill(self, profile: &mut Profile) {
         let stack = |((thread, cpu, frames), (samples, mut times)): (Key, (u64, Vec<u64>))| {
             // The kernel has a ring on each CPU, and the rings are read one after the other.
@@ -92,6 +101,9 @@ impl Samples {
         let mut stacks: Vec<Stack> = self.stacks.into_iter().map(stack).collect();
         stacks.sort_by(|a, b| (a.thread, a.cpu, &a.frames).cmp(&(b.thread, b.cpu, &b.frames)));
         (profile.stacks, profile.frames) = (stacks, self.frames);
+        if profile.frequency.is_some() {
+            profile.period = (self.events / profile.samples().max(1)).max(1);
+        }
     }
 }
 
@@ -113,6 +125,24 @@ mod tests {
         assert_eq!(next(8, 3, 5), (vec![(8, 300)], 3, 5));
         assert_eq!(next(9, 2, 9), (vec![(9, 200)], 2, 4));
         assert_eq!(next(8, 1, 9), (vec![(8, 100)], 1, 0));
+    }
+
+    #[test]
+    fn with_a_frequency_the_period_is_the_mean() {
+        let mut common = Profile::new(Vec::new(), String::new(), String::new(), 0);
+        common.frequency = Some(99);
+        let mut samples = Samples::default();
+        let mut next = |periods: &[u64]| {
+            let thread = samples.thread(&mut common, 7, 8, String::new);
+            for &period in periods {
+                samples.add_one(thread, &[Frame { module: None, address: 8 }], period, None);
+            }
+            let profile = samples.profile(&mut common, 0);
+            let count: u64 = profile.threads.iter().map(|thread| thread.count).sum();
+            (profile.samples(), profile.period, count)
+        };
+        assert_eq!(next(&[1, 8, 102]), (3, 37, 111));
+        assert_eq!(next(&[50]), (1, 50, 50), "each profile has its own mean");
     }
 
     #[test]

@@ -186,6 +186,40 @@ pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
     }
 }
 
+/// The number of addresses that [`break_at`] can take, as the CPU has so many debug registers.
+pub const BREAKPOINTS: usize = 4;
+
+/// Makes a stopped tracee get SIGTRAP before it executes the instruction at one of these addresses,
+/// and at no others. A new thread has none, and a program that is executed has none.
+pub fn break_at(pid: pid_t, addresses: &[Option<u64>]) -> io::Result<()> {
+    /// The register that says which others are in use: bit 2n for register n (SDM volume 3, DR7).
+    /// With no other bit, they are the addresses of instructions.
+    const CONTROL: usize = 7;
+    let set = |register: usize, value: u64| {
+        let at = mem::offset_of!(libc::user, u_debugreg) + register * size_of::<u64>();
+        // SAFETY: this request uses both as numbers.
+        check(unsafe { libc::ptrace(libc::PTRACE_POKEUSER, pid, at, value) })
+    };
+    set(CONTROL, 0)?;
+    let mut used = 0;
+    for (n, address) in addresses.iter().take(BREAKPOINTS).enumerate() {
+        if let &Some(address) = address {
+            set(n, address)?;
+            used |= 1 << (2 * n);
+        }
+    }
+    set(CONTROL, used)
+}
+
+/// Returns `None` if the tracee was killed. That is no error, since its end is reported separately.
+pub fn unless_killed<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Makes a request that writes a `T`.
 ///
 /// # Safety

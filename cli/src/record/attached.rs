@@ -125,7 +125,8 @@ impl Recording {
     /// Begins to sample these by each event.
     pub fn begin(&mut self, live: &[Live]) -> Result<()> {
         for Sampled { event, profile, rings, .. } in &mut self.sampled {
-            let sample = |live: Live| live.sample(*event, profile.call_graph);
+            let (frequency, callers) = (profile.frequency, profile.call_graph);
+            let sample = |live: Live| live.sample(*event, frequency, callers);
             *rings = live.iter().cloned().map(sample).collect::<Result<_>>()?;
         }
         Ok(())
@@ -143,9 +144,14 @@ impl Recording {
                         tid => name(tid as pid_t),
                     };
                     let thread = samples.thread(profile, sample.pid, sample.tid, name);
-                    // Several periods may have ended at once.
-                    let periods = (sample.period / profile.period).max(1);
-                    samples.add(thread, &frames, periods, Some(sample.time));
+                    let time = Some(sample.time);
+                    if profile.frequency.is_some() {
+                        samples.add_one(thread, &frames, sample.period, time);
+                    } else {
+                        // Several periods may have ended at once.
+                        let periods = (sample.period / profile.period).max(1);
+                        samples.add(thread, &frames, periods, time);
+                    }
                 }
             }
         }

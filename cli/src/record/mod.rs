@@ -8,8 +8,9 @@
 //! counter and thread continue. The program notices none of this, and nothing of it is counted.
 //!
 //! Running processes are not traced: the kernel writes their samples into rings. It also does that
-//! for programs that are sampled in the kernel, where a tracer cannot stop them. The hypervisor
-//! samples a Xen host in the same way.
+//! for programs that are sampled in the kernel, where a tracer cannot stop them, or with a
+//! frequency, for which the kernel changes the period all the time. The hypervisor samples a Xen
+//! host in the same way.
 
 pub mod attached;
 mod compiled;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use perfctr::host::Places;
+use perfctr::watch::samples_at_most;
 use perfctr::{Event, Provider};
 
 use self::counter::Source;
@@ -61,6 +63,16 @@ pub struct Options {
     /// first.
     #[arg(short, long, default_value_t = 1_000_003, value_parser = period())]
     count: u64,
+    /// Takes about this many samples in each second of execution, in place of periods. The kernel
+    /// then sets the periods, by the event's recent rate. Callers are found by frame pointers.
+    #[arg(
+        short = 'F',
+        long,
+        value_name = "HZ",
+        conflicts_with_all = ["count", "host"],
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    frequency: Option<u64>,
     /// Records the callers as well.
     #[arg(short = 'g', long)]
     call_graph: bool,
@@ -139,6 +151,15 @@ impl Options {
     /// Returns the events, each with its period.
     fn events(&self) -> Result<Vec<Event>> {
         let events = self.lists.iter().flat_map(|list| list.events(self.unverified));
+        if let Some(frequency) = self.frequency {
+            check_frequency(frequency)?;
+            let events: Vec<Event> = events.collect();
+            let with_period = events.iter().find(|event| event.period() != 0);
+            if let Some(event) = with_period {
+                bail!("{event} has a period of its own, so --frequency cannot set one");
+            }
+            return Ok(events);
+        }
         let events: Vec<Event> = events.map(|event| every(event, self.count)).collect();
         events.iter().try_for_each(check_event)?;
         Ok(events)
@@ -153,8 +174,11 @@ impl Options {
     /// Returns the profile of an event before there are any samples.
     fn profile(&self, provider: String, event: &Event) -> Profile {
         let words = self.command.iter().map(|word| word.display().to_string()).collect();
-        let mut profile = Profile::new(words, provider, event.to_string(), event.period());
+        // With a frequency, the period is known when there are samples.
+        let period = event.period().max(1);
+        let mut profile = Profile::new(words, provider, event.to_string(), period);
         (profile.call_graph, profile.machine) = (self.call_graph, Machine::this());
+        profile.frequency = self.frequency;
         profile
     }
 }
@@ -163,6 +187,17 @@ impl Options {
 pub fn check_event(event: &Event) -> Result<()> {
     let period = event.period();
     ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
+    Ok(())
+}
+
+/// Fails if the kernel does not allow this frequency.
+fn check_frequency(frequency: u64) -> Result<()> {
+    let most = samples_at_most().unwrap_or(u64::MAX);
+    ensure!(
+        frequency <= most,
+        "{frequency} samples in a second: the kernel allows {most} \
+         (kernel.perf_event_max_sample_rate)"
+    );
     Ok(())
 }
 
@@ -177,7 +212,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let target = options.target();
     let is_kernels = is_kernels(&events);
     // Rings have to be read again and again.
-    let signals = Signals::handle(target, is_kernels.then_some(LOOK))?;
+    let has_rings = is_kernels || options.frequency.is_some();
+    let signals = Signals::handle(target, has_rings.then_some(LOOK))?;
     // The file is opened before the program runs, since the samples would be lost if it could not
     // be written.
     let open = if options.host || is_kernels { Place::open_private } else { Place::open };
@@ -242,7 +278,7 @@ fn of_programs(
     let profiles: Vec<Profile> =
         events.iter().map(|event| options.profile(provider(), event)).collect();
     match target {
-        Target::Program(_) if !is_kernels(&events) => {
+        Target::Program(_) if !is_kernels(&events) && options.frequency.is_none() => {
             traced(&here, target, events, profiles, signals)
         }
         _ if here.description.provider == Provider::Tsc => {

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -12,8 +11,9 @@ use libc::{c_int, pid_t};
 use super::counter::{Counter, SIGNAL, Source};
 use super::space::{Files, Space};
 use crate::profile::{Profile, Samples, Thread};
+use crate::program::ptrace::{self, unless_killed};
 use crate::program::tracer::Observer;
-use crate::program::{name, ptrace, status};
+use crate::program::{name, status};
 
 /// A recorder of samples.
 pub struct Recorder {
@@ -136,15 +136,6 @@ impl Observer for Recorder {
             thread.count = count;
         }
         Ok(())
-    }
-}
-
-/// Returns `None` if the tracee was killed. That is no error, since its end is reported separately.
-fn unless_killed<T>(result: io::Result<T>) -> Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => Ok(None),
-        Err(error) => Err(error.into()),
     }
 }
 

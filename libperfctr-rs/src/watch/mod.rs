@@ -60,6 +60,8 @@ pub struct Watch {
     inherit: bool,
     from_exec: bool,
     together: bool,
+    /// Samples that the kernel shall take in a second, in place of periods.
+    frequency: Option<u64>,
     fields: Fields,
     events: Vec<(String, Event)>,
 }
@@ -83,7 +85,15 @@ impl Watch {
     const fn new(whose: Whose) -> Self {
         let events = Vec::new();
         let fields = Fields { counts: false, callers: false };
-        Self { whose, inherit: false, from_exec: false, together: false, fields, events }
+        Self {
+            whose,
+            inherit: false,
+            from_exec: false,
+            together: false,
+            frequency: None,
+            fields,
+            events,
+        }
     }
 
     /// Watches the thread that [opens](Self::open) it.
@@ -135,6 +145,14 @@ impl Watch {
         self
     }
 
+    /// Takes about this many samples in each second in which the event is counted.  The event has
+    /// no period: the kernel sets a new one again and again, by the event's recent rate, and each
+    /// sample says in [`period`](Sample::period) for how many events it stands.
+    pub const fn frequency(mut self, per_second: u64) -> Self {
+        self.frequency = Some(per_second);
+        self
+    }
+
     /// Gives samples their callers, which are found by frame pointers.
     pub const fn callers(mut self) -> Self {
         self.fields.callers = true;
@@ -181,8 +199,9 @@ impl Watch {
         Ok(Watched { names, parts, together: self.together, _anchors: anchors })
     }
 
-    /// Starts to sample by an event that has a [period](Event::every). The events that were given
-    /// to [`count`](Self::count) are not counted.
+    /// Starts to sample by an event that has a [period](Event::every), or has none if a
+    /// [frequency](Self::frequency) was chosen. The events that were given to
+    /// [`count`](Self::count) are not counted.
     ///
     /// # Errors
     ///
@@ -192,7 +211,7 @@ impl Watch {
         if self.inherit && self.fields.counts {
             return Err(Error::unavailable(event, "its samples have no counts if it is inherited"));
         }
-        let mut attributes = Samples::attributes(&event, self.fields)?;
+        let mut attributes = Samples::attributes(&event, self.frequency, self.fields)?;
         self.when(&mut attributes);
         let mut places = self.places()?;
         if self.inherit {
@@ -206,7 +225,7 @@ impl Watch {
         let open = |(whose, cpu, flags)| {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
                 .map(|opened| (cpu, opened))
-                .map_err(|error| explain_open_failure(&event, self.wanted(&event), error))
+                .map_err(|error| self.explain_sampling(&event, error))
         };
         let anchors = self.anchors(&event)?;
         Samples::new(self.at(places, open)?, anchors, self.fields)
@@ -260,6 +279,17 @@ impl Watch {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
                 .map_err(|error| explain_open_failure(event, self.wanted(event), error))
         })
+    }
+
+    /// Returns the error that explains why this event does not sample. Linux refuses a frequency
+    /// that is too high in the same way as an event that it does not know.
+    fn explain_sampling(&self, event: &Event, error: io::Error) -> Error {
+        let is_too_often = |frequency| samples_at_most().is_some_and(|most| most < frequency);
+        if error.kind() == io::ErrorKind::InvalidInput && self.frequency.is_some_and(is_too_often) {
+            let reason = "kernel.perf_event_max_sample_rate allows fewer samples in a second";
+            return Error::unavailable(*event, reason);
+        }
+        explain_open_failure(event, self.wanted(event), error)
     }
 
     fn wanted(&self, event: &Event) -> Wanted {
@@ -389,6 +419,12 @@ fn together(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(words[3..].iter().map(|&count| Total::of_ns(count, words[1], words[2])).collect())
+}
+
+/// Returns the highest frequency that the kernel allows now: it lowers the setting if samples take
+/// too long.
+pub fn samples_at_most() -> Option<u64> {
+    fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok()?.trim().parse().ok()
 }
 
 /// Returns whether the error says that the thread has ended.

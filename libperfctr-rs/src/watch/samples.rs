@@ -29,7 +29,8 @@ pub struct Sample {
     pub time: u64,
     /// The CPU on which the thread executed.
     pub cpu: u32,
-    /// The number of events since the sample before.
+    /// The number of events for which the sample stands: the event's period, or with a
+    /// [frequency](super::Watch::frequency) the period that the kernel had set.
     pub period: u64,
     /// With [`counts`](super::Watch::counts), the event's count at the sample.
     pub count: Option<u64>,
@@ -93,16 +94,26 @@ const HEADER_BYTES: usize = 8;
 const CONTEXT_FIRST: u64 = -4095_i64 as u64;
 
 impl Samples {
-    /// Returns the attributes with which sampling events are opened.
+    /// Returns the attributes with which sampling events are opened. An event has a period, or
+    /// there is a frequency.
     pub(super) fn attributes(
         event: &Event,
+        frequency: Option<u64>,
         fields: Fields,
     ) -> Result<perf::perf_event_attr, Error> {
-        if !event.samples() {
-            return Err(Error::unavailable(*event, "no period is given"));
-        }
         let mut attributes = attributes(event)?;
-        attributes.__bindgen_anon_1.sample_period = event.period;
+        match (frequency, event.period) {
+            (Some(0), _) => return Err(Error::unavailable(*event, "its frequency is 0")),
+            (Some(frequency), 0) => {
+                attributes.set_freq(1);
+                attributes.__bindgen_anon_1.sample_freq = frequency;
+            }
+            (Some(_), _) => {
+                return Err(Error::unavailable(*event, "it has a period and a frequency"));
+            }
+            (None, 0) => return Err(Error::unavailable(*event, "no period is given")),
+            (None, period) => attributes.__bindgen_anon_1.sample_period = period,
+        }
         attributes.sample_type = WORDS;
         if fields.counts {
             attributes.sample_type |= u64::from(perf::PERF_SAMPLE_READ);
@@ -329,11 +340,19 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_a_period_samples() {
+    fn what_samples_has_a_period_or_a_frequency() {
         let (event, fields) = (Event::INSTRUCTIONS.user(), Fields { callers: true, counts: false });
-        let error = Samples::attributes(&event, fields).unwrap_err().to_string();
-        assert!(error.ends_with("no period is given"), "{error}");
-        let attributes = Samples::attributes(&event.every(1_000), fields).unwrap();
+        let why = |event: Event, frequency| {
+            Samples::attributes(&event, frequency, fields).unwrap_err().to_string()
+        };
+        let (none, zero) = (why(event, None), why(event, Some(0)));
+        let both = why(event.every(1_000), Some(99));
+        assert!(none.ends_with("no period is given"), "{none}");
+        assert!(zero.ends_with("its frequency is 0"), "{zero}");
+        assert!(both.ends_with("it has a period and a frequency"), "{both}");
+        assert_eq!(Samples::attributes(&event, Some(99), fields).unwrap().freq(), 1);
+        let attributes = Samples::attributes(&event.every(1_000), None, fields).unwrap();
+        assert_eq!(attributes.freq(), 0);
         assert_eq!(
             (attributes.exclude_callchain_kernel(), attributes.exclude_callchain_user()),
             (1, 0)

@@ -41,6 +41,7 @@ pub mod tally;
 pub mod threads;
 pub mod time;
 pub mod toolstack;
+pub mod two_functions;
 pub mod users;
 pub mod volume;
 pub mod witness;

@@ -137,7 +137,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("versions", versions::run),
     Suite::long("debian-13", newer::run),
     Suite::vm("papi", papi::suite),
-    Suite::vm("papi-events", papi::perf),
+    Suite::long("papi-events", papi::perf),
 ];
 
 #[cfg(test)]

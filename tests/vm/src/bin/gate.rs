@@ -17,6 +17,8 @@ use vm_tests::programs;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::time::VcpuTimes;
+use vm_tests::two_functions::{self, INNER, OUTER};
+use vm_tests::volume::pick;
 
 const PERFCTR: &str = "/work/perfctr";
 /// Debian's program.
@@ -27,9 +29,12 @@ const HERE: &str = "/tmp/gzip";
 const WORDS: &str = "/work/words";
 const BASELINE: &str = "/tmp/baseline.json";
 const TABLE: &str = "/tmp/table.md";
+/// The baseline of functions.
+const FUNCTIONS: &str = "/tmp/functions.json";
 
-/// The number of runs with the additional instruction, and of those without it.
-const TIMES: usize = 20;
+/// The number of runs with the additional instruction, and of those without it; and in the long
+/// tier.
+const TIMES: [usize; 2] = [5, 20];
 /// The program executes at least this many instructions beside the additional one.
 const ONE_IN: u64 = 10_000_000;
 /// The number of vCPUs that compete for the testbed's physical CPUs.
@@ -66,13 +71,14 @@ fn judge(tally: &mut Tally, Versions { usual, slower }: &Versions) -> Result<()>
         equal(first.now.replace(',', "").parse().is_ok_and(|now: u64| now > ONE_IN), true)
     });
     let mut outcomes = [Vec::new(), Vec::new()];
-    for n in 1..=TIMES {
+    let times = times();
+    for n in 1..=times {
         for (version, outcomes) in [usual, slower].into_iter().zip(&mut outcomes) {
             let Outcome { status, difference, .. } = gate(version, n, &[])?;
             outcomes.push((status, difference));
         }
     }
-    let all = |status, difference: &str| vec![(Some(status), difference.to_owned()); TIMES];
+    let all = |status, difference: &str| vec![(Some(status), difference.to_owned()); times];
     let [usual_outcomes, slower_outcomes] = outcomes;
     tally.check("the gate says nothing when nothing has changed", {
         equal(usual_outcomes, all(0, "0"))
@@ -83,6 +89,59 @@ fn judge(tally: &mut Tally, Versions { usual, slower }: &Versions) -> Result<()>
     tally.check("a threshold of one instruction allows it", {
         equal(gate(slower, 0, &["--threshold", "1"])?.status, Some(0))
     });
+    of_functions(tally)
+}
+
+/// Returns how often each version is run.
+fn times() -> usize {
+    let [usual, long] = TIMES;
+    pick(usual, long)
+}
+
+/// Checks the gate of two functions, of which one calls the other, before and after a change.
+fn of_functions(tally: &mut Tally) -> Result<()> {
+    let program = fs::read(two_functions::PROGRAM)?;
+    let changed = two_functions::with_one_loop_more(&program).context("an unknown program")?;
+    let run = |program: &[u8], options: &[&str]| -> Result<(Option<i32>, String)> {
+        place(HERE, program)?;
+        let mut command = Command::new("nice");
+        command.args(["-n", "-10", PERFCTR, "gate", "-r", "2", "-b", FUNCTIONS]);
+        command.args(["--function", "inner", "--function", "outer"]).args(options);
+        let output = command.args(["--", HERE]).output().context(PERFCTR)?;
+        // Commas are only between groups of digits and words.
+        let printed = String::from_utf8_lossy(&output.stdout).replace(',', "");
+        Ok((output.status.code(), printed))
+    };
+    run(&program, &["--update"])?;
+    let (status, printed) = run(&program, &[])?;
+    let same = [("inner", INNER), ("outer", OUTER)].map(|(name, count)| {
+        format!("same   {HERE}: {count} instructions:u in {name}; {count} before 0\n")
+    });
+    tally.check("the gate of functions says nothing when nothing has changed", {
+        let is_right = status == Some(0) && same.iter().all(|line| printed.contains(line));
+        is_right.then_some(()).ok_or(format!("{same:?} expected, {status:?}: {printed}"))
+    });
+    let (status, printed) = run(&changed, &["--threshold", "2"])?;
+    tally.check("it fails if a loop is executed once more, and names each function", {
+        let worse = |name: &str| {
+            let of_name = format!(" instructions:u in {name}; ");
+            let mut lines = printed.lines().filter(|line| line.contains(&of_name));
+            lines.next().is_some_and(|line| line.starts_with("WORSE") && line.contains(" +2 ("))
+        };
+        let is_right = status == Some(1) && worse("inner") && worse("outer");
+        is_right.then_some(()).ok_or(format!("{status:?}: {printed}"))
+    });
+    let (status, printed) = run(&changed, &["--threshold", "2", "--function-threshold", "2"])?;
+    tally.check("a threshold of two instructions allows it", {
+        equal(status, Some(0)).map_err(|why| format!("{why}: {printed}"))
+    });
+    Ok(())
+}
+
+/// Writes a program.
+fn place(path: &str, program: &[u8]) -> Result<()> {
+    fs::write(path, program)?;
+    fs::set_permissions(path, PermissionsExt::from_mode(0o755))?;
     Ok(())
 }
 
@@ -96,8 +155,7 @@ struct Outcome {
 /// Runs this version of the program through the gate once. `noise` makes the caller's environment
 /// larger, which must not matter.
 fn gate(version: &[u8], noise: usize, options: &[&str]) -> Result<Outcome> {
-    fs::write(HERE, version)?;
-    fs::set_permissions(HERE, PermissionsExt::from_mode(0o755))?;
+    place(HERE, version)?;
     // The program gets most of a vCPU, and so a third of a physical CPU.
     let mut command = Command::new("nice");
     command.args(["-n", "-10", PERFCTR, "gate", "-r", "1", "-b", BASELINE, "--markdown", TABLE]);
@@ -136,7 +194,7 @@ fn competing(body: impl FnOnce() -> Result<()>) -> Result<()> {
     })?;
     let seen = VcpuTimes::take(&*host, &session, &cpus)?.since(&before);
     let least = seen.iter().map(|vcpu| vcpu.switches).min().unwrap_or(0);
-    let programs = 2 * TIMES as u64;
+    let programs = 2 * times() as u64;
     ensure!(least > SWITCHES_MIN * programs, "a vCPU was switched {least} times only");
     Ok(())
 }

@@ -5,6 +5,7 @@
 mod attached;
 mod command;
 mod compiled;
+mod gated;
 mod info;
 mod record;
 mod sampled;
@@ -83,6 +84,8 @@ fn judge(provider: &str) -> Result<ExitCode> {
     of_the_kernel(&mut tally)?;
     ends(&mut tally)?;
     record::others(&mut tally)?;
+    record::frequency(&mut tally)?;
+    gated::functions(&mut tally)?;
     Ok(tally.finish())
 }
 

@@ -180,11 +180,45 @@ fn compiled(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
+/// Checks samples by a frequency. The kernel begins with a short period, which it soon makes
+/// longer. The periods that it names are events that the program has executed, but they need not be
+/// all: when it sets a period anew, it may drop what the old one has counted.
+pub fn frequency(tally: &mut Tally) -> Result<()> {
+    let program = subject::words(&["sampled"])?;
+    let counted = counts(&stat(&[], &program)?.document)?[0][0];
+    let mut found = Vec::new();
+    for frequency in ["50", "1000"] {
+        let mut command = Command::new(PERFCTR);
+        command.args(["record", "-e", EVENT, "-F", frequency, "-o", PROFILE]);
+        succeeded(command.arg("--").args(&program))?;
+        let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
+        let samples: u64 = rows("symbol")?.iter().map(|row| row.samples).sum();
+        let period = profile["period"].as_u64().context("no period")?;
+        let says = report(&["-s", "symbol"])?.contains(&format!(", {frequency} in a second, "));
+        found.push((samples, period, says));
+    }
+    tally.check("a frequency gives samples, whose periods are parts of the count", {
+        let fits = |&(samples, period, says): &(u64, u64, bool)| {
+            // The runs differ by a few instructions, by which threads wait for each other.
+            says && samples > 0 && samples * period <= counted + counted / 1_000
+        };
+        let is_right = found.iter().all(fits);
+        is_right.then_some(()).ok_or(format!("{found:?} found, {counted} counted"))
+    });
+    tally.check("a higher frequency gives more samples, with shorter periods", {
+        let [few, many] = [found[0], found[1]];
+        let is_right = few.0 < many.0 && few.1 > many.1;
+        is_right.then_some(()).ok_or(format!("{found:?}"))
+    });
+    Ok(())
+}
+
 /// Checks that an impossible request is refused with a reason, and that nothing is written.
 fn refused(tally: &mut Tally) -> Result<()> {
     fs::write("/tmp/nonsense", "{\"format\":\"perfctr profile\",\"version\":7}")?;
     for (name, options, printed) in [
         ("a short period", ["record", "-c", "999", "true"], "1000.."),
+        ("a high frequency", ["record", "-F", "1000000000", "true"], "the kernel allows"),
         ("an unknown event", ["record", "-e", "cycels:u", "true"], "did you mean `cycles`"),
         ("an absent program", ["record", "-o", "/tmp/none", "/nowhere"], "/nowhere: No such file"),
         (

@@ -15,6 +15,7 @@ use vm_tests::region;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc};
+use vm_tests::volume::pick;
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::counting::{self, Domain};
@@ -24,8 +25,8 @@ use crate::{events, limited, storm};
 const PCPUS: u32 = 2;
 /// vCPUs of a tenant.
 pub const VCPUS: usize = 2;
-/// Regions that each of the tenant's threads measures.
-const REGIONS: u64 = 4_000;
+/// Regions that each of the tenant's threads measures, and in the long tier.
+const REGIONS: [u64; 2] = [2_000, 4_000];
 /// When a tenant has begun to count, it is in the middle of counting after this time.
 pub const TIME_TO_COUNT: Duration = Duration::from_secs(2);
 /// A reason for which a tenant may not count any more, and how the tenant learns it.
@@ -251,7 +252,8 @@ pub enum Past {
 
 /// Makes both domains count, while their vCPUs are moved between the same physical CPUs.
 pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Result<()> {
-    let role = format!("count {REGIONS}");
+    let [usual, long] = REGIONS;
+    let role = format!("count {}", pick(usual, long));
     let mut tenant = Tenant::create_kind(kind, "count", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
     begins(&mut tenant)?;

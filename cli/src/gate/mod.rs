@@ -5,6 +5,8 @@
 //! if the program does the same each time. It gets the same addresses and the same environment;
 //! anything else that differs (files, random numbers, the threads' timing) makes the runs differ.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -15,8 +17,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use perfctr::Event;
 use perfctr_gate::surroundings::Variable;
+use perfctr_gate::text::harmless;
 use perfctr_gate::{Baseline, Benchmark, Compared, Range, Verdict, WORSE, junit, markdown};
 
+use self::calls::FUNCTIONS_MAX;
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::program::{Signals, Target, repeatable};
@@ -50,6 +54,13 @@ pub struct Options {
     /// Lets the count grow by this number of events without failing.
     #[arg(short, long, default_value_t = 0)]
     threshold: u64,
+    /// Also compares what this function executes, with all that it calls, summed over its calls in
+    /// all threads. May be given four times.
+    #[arg(short, long = "function", value_name = "NAME")]
+    functions: Vec<String>,
+    /// Lets the count of each function grow by this number of events without failing.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "functions")]
+    function_threshold: u64,
     /// Passes this variable on to the program, or sets it. The program's environment has only
     /// LC_ALL=C, PATH, PERL_HASH_SEED=0 and PYTHONHASHSEED=0, so that it executes the same.
     #[arg(long = "env", value_name = "NAME[=VALUE]", value_parser = repeatable::parser())]
@@ -78,8 +89,19 @@ impl Options {
 /// Runs `perfctr gate`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut baseline = Baseline::read(&options.baseline)?;
-    let (name, now) = (options.name(), measure(options)?);
-    let all = Compared::all(baseline.benchmarks.get(&name), &now, options.threshold);
+    ensure!(
+        options.functions.len() <= FUNCTIONS_MAX,
+        "{} functions: at most {FUNCTIONS_MAX} can be counted in one run",
+        options.functions.len()
+    );
+    let (name, mut now) = (options.name(), measure(options)?);
+    let mut all = Compared::all(baseline.benchmarks.get(&name), &now, options.threshold);
+    if !options.functions.is_empty() {
+        let functions = measure_functions(options)?;
+        let before = baseline.benchmarks.get(&name);
+        all.extend(Compared::all(before, &functions, options.function_threshold));
+        now.events.extend(functions.events);
+    }
     print(&all.iter().map(|one| one.line(&name)).collect::<String>())?;
     if let Some(path) = &options.markdown {
         write(path, &markdown(&name, &all))?;
@@ -112,11 +134,9 @@ fn measure(options: &Options) -> Result<Benchmark> {
     let mut runs = Vec::new();
     for _ in 0..options.repeat {
         let run = observe(&here, target, &groups, &signals, None)?;
-        let status = run.status;
-        ensure!(status == 0, "the program has failed with status {status}: nothing is compared");
+        succeeded(run.status, &signals)?;
         let turns = run.counts.iter().all(|count| count.share == 1.0);
         ensure!(turns, "there are not enough counters for all events, and estimates prove nothing");
-        ensure!(!signals.interrupted(), "interrupted");
         runs.push(run);
     }
     let range = |(n, event): (usize, &Event)| {
@@ -125,6 +145,34 @@ fn measure(options: &Options) -> Result<Benchmark> {
     };
     let events: Option<BTreeMap<_, _>> = events.iter().enumerate().map(range).collect();
     Ok(Benchmark::here(events.context("no run")?))
+}
+
+/// Runs the program once more as often, and returns the counts of each event in each function.
+fn measure_functions(options: &Options) -> Result<Benchmark> {
+    let events = options.event.events(options.unverified);
+    let target = Target::Program(&options.command);
+    let signals = Signals::handle(target, None)?;
+    let mut runs = Vec::new();
+    for _ in 0..options.repeat {
+        let (status, counts) = calls::run(target, &events, &options.functions, &signals)?;
+        succeeded(status, &signals)?;
+        runs.push(counts);
+    }
+    let mut ranges = BTreeMap::new();
+    for (f, function) in options.functions.iter().enumerate() {
+        for (e, event) in events.iter().enumerate() {
+            let range = Range::of(runs.iter().map(|counts| counts[f][e])).context("no run")?;
+            ranges.insert(format!("{event} in {}", harmless(function)), range);
+        }
+    }
+    Ok(Benchmark::here(ranges))
+}
+
+/// Fails if a run says nothing about the program.
+fn succeeded(status: u8, signals: &Signals) -> Result<()> {
+    ensure!(status == 0, "the program has failed with status {status}: nothing is compared");
+    ensure!(!signals.interrupted(), "interrupted");
+    Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -178,7 +226,7 @@ mod tests {
     }
 
     fn cases() -> Cases {
-        serde_json::from_str(include_str!("../../libperfctr-rs/gate/cases.json")).unwrap()
+        serde_json::from_str(include_str!("../../../libperfctr-rs/gate/cases.json")).unwrap()
     }
 
     #[test]
