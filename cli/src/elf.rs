@@ -89,7 +89,8 @@ pub struct Functions {
     pub entry: u64,
 }
 
-/// Finds functions by their names, as the file has them or demangled.
+/// Finds functions by their names, as the file has them or demangled. A program of 32 bits has none
+/// that could be counted.
 ///
 /// # Errors
 ///
@@ -101,7 +102,7 @@ pub fn functions(bytes: &[u8], names: &[&str]) -> Result<Functions> {
         code.iter().any(|part| address.checked_sub(part.address).is_some_and(|at| at < part.size))
     };
     let mut addresses = vec![None; names.len()];
-    for symbol in file.symbols().chain(file.dynamic_symbols()) {
+    for symbol in file.symbols().chain(file.dynamic_symbols()).filter(|_| file.is_64()) {
         let (Ok(raw), address) = (symbol.name(), symbol.address()) else { continue };
         if symbol.is_undefined() || raw.is_empty() || !is_code(address) {
             continue;

@@ -22,8 +22,8 @@ use crate::program::tracer::{self, Followed, Observer};
 use crate::program::{Signals, Target};
 use crate::text::counted;
 
-/// The most functions that can be counted in one run: each needs a debug register.
-pub const FUNCTIONS_MAX: usize = BREAKPOINTS;
+/// The most functions that can be counted in one run: each needs two debug registers.
+pub const FUNCTIONS_MAX: usize = BREAKPOINTS / 2;
 
 /// Runs a program, and returns its exit status and what each of these functions has executed in all
 /// its threads and processes: for each function the count of each event.
@@ -53,9 +53,10 @@ struct Function {
     name: String,
     /// Whether a program that was executed has it.
     exists: bool,
-    /// The calls that have returned, and those of threads that have ended before.
+    /// The calls that have returned.
     returned: u64,
-    unfinished: u64,
+    /// The calls that were left in another way, or whose threads have ended.
+    left: u64,
     /// What the calls that have returned have executed, by event.
     counts: Vec<u64>,
 }
@@ -63,7 +64,36 @@ struct Function {
 impl Function {
     fn new(name: &str, events: usize) -> Self {
         let counts = vec![0; events];
-        Self { name: name.to_owned(), exists: false, returned: 0, unfinished: 0, counts }
+        Self { name: name.to_owned(), exists: false, returned: 0, left: 0, counts }
+    }
+
+    /// Notes that a thread has stopped, when it had counted this.
+    fn stopped(&mut self, place: &mut Place, stop: Stop, now: &[u64]) {
+        // The return takes its address off the stack.
+        let begun = |entry| {
+            let stack = stop.stack.wrapping_add(8);
+            Place::Inside(Call { entry, to: stop.top, stack, before: now.to_vec() })
+        };
+        match place {
+            Place::Outside(entry) if *entry == stop.instruction => *place = begun(*entry),
+            // A recursive call has more on the stack than the first one. If it has not, the first
+            // one was left without a return.
+            Place::Inside(call)
+                if call.entry == stop.instruction && stop.stack.wrapping_add(8) >= call.stack =>
+            {
+                self.left += 1;
+                *place = begun(call.entry);
+            }
+            // A recursive call may return to the same instruction, with more on the stack.
+            Place::Inside(call) if (call.to, call.stack) == (stop.instruction, stop.stack) => {
+                for ((sum, now), before) in self.counts.iter_mut().zip(now).zip(&call.before) {
+                    *sum += now - before;
+                }
+                self.returned += 1;
+                *place = Place::Outside(call.entry);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -78,6 +108,17 @@ struct Thread {
     watched: Watched,
     /// What it does in each function.
     places: Vec<Place>,
+}
+
+/// Where a thread has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stop {
+    /// The address of its next instruction.
+    instruction: u64,
+    /// Its stack pointer, and the word there: where a function begins, this is the address of the
+    /// instruction to which it returns.
+    stack: u64,
+    top: u64,
 }
 
 /// What a thread does in a function.
@@ -103,12 +144,12 @@ struct Call {
 }
 
 impl Place {
-    /// Returns the address of the next instruction before which the thread has to stop.
-    const fn stop(&self) -> Option<u64> {
+    /// Returns the addresses of the instructions before which the thread has to stop.
+    const fn stops(&self) -> [Option<u64>; 2] {
         match self {
-            Self::Nowhere => None,
-            Self::Outside(entry) => Some(*entry),
-            Self::Inside(call) => Some(call.to),
+            Self::Nowhere => [None, None],
+            Self::Outside(entry) => [Some(*entry), None],
+            Self::Inside(call) => [Some(call.entry), Some(call.to)],
         }
     }
 }
@@ -116,7 +157,7 @@ impl Place {
 impl Thread {
     /// Makes the stopped thread stop where one of the functions begins or returns.
     fn arm(&self, pid: pid_t) -> Result<()> {
-        let stops: Vec<Option<u64>> = self.places.iter().map(Place::stop).collect();
+        let stops: Vec<Option<u64>> = self.places.iter().flat_map(Place::stops).collect();
         let armed = unless_killed(ptrace::break_at(pid, &stops));
         armed.context("the CPU's breakpoints cannot be set").map(drop)
     }
@@ -135,16 +176,16 @@ impl Thread {
 
 impl Calls<'_> {
     fn finish(self) -> Result<Vec<Vec<u64>>> {
-        for Function { name, exists, returned, unfinished, .. } in &self.functions {
+        for Function { name, exists, returned, left, .. } in &self.functions {
             ensure!(
                 exists,
                 "no program that was executed has a function {name:?} (one that is inlined \
                  everywhere, or is in a shared library, is not found)"
             );
             ensure!(
-                *unfinished == 0,
+                *left == 0,
                 "{} of {name:?} did not return, so its count is not known; {} did",
-                counted(*unfinished, "call"),
+                counted(*left, "call"),
                 counted(*returned, "call")
             );
         }
@@ -175,35 +216,18 @@ impl Calls<'_> {
     /// Notes the calls that a thread has not finished.
     fn leave(&mut self, thread: &Thread) {
         for (function, place) in self.functions.iter_mut().zip(&thread.places) {
-            function.unfinished += u64::from(matches!(place, Place::Inside(_)));
+            function.left += u64::from(matches!(place, Place::Inside(_)));
         }
     }
 
     /// Handles a thread that has stopped where a function begins or returns.
     fn stopped(&mut self, pid: pid_t, thread: &mut Thread) -> Result<()> {
         let Some(registers) = unless_killed(ptrace::registers(pid))? else { return Ok(()) };
+        let Some(top) = unless_killed(word(pid, registers.rsp))? else { return Ok(()) };
+        let stop = Stop { instruction: registers.rip, stack: registers.rsp, top };
         let now = thread.counts()?;
         for (function, place) in self.functions.iter_mut().zip(&mut thread.places) {
-            match place {
-                Place::Outside(entry) if *entry == registers.rip => {
-                    let Some(to) = unless_killed(word(pid, registers.rsp))? else { return Ok(()) };
-                    let (entry, before) = (*entry, now.clone());
-                    // The return takes its address off the stack.
-                    let stack = registers.rsp.wrapping_add(8);
-                    *place = Place::Inside(Call { entry, to, stack, before });
-                }
-                // A recursive call may return to the same instruction, with more on the stack.
-                Place::Inside(call) if call.to == registers.rip && call.stack == registers.rsp => {
-                    for ((sum, now), before) in
-                        function.counts.iter_mut().zip(&now).zip(&call.before)
-                    {
-                        *sum += now - before;
-                    }
-                    function.returned += 1;
-                    *place = Place::Outside(call.entry);
-                }
-                _ => {}
-            }
+            function.stopped(place, stop, &now);
         }
         thread.arm(pid)
     }
@@ -267,6 +291,64 @@ fn entry_point(auxiliary: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A thread whose stack begins at 0x1000. The function is at 7, and returns to 70 or 80.
+    fn at(instruction: u64, stack: u64, top: u64) -> Stop {
+        Stop { instruction, stack, top }
+    }
+
+    /// Returns what a function has counted, and its calls that have returned and that were left.
+    fn after(stops: &[(Stop, u64)]) -> (u64, u64, u64) {
+        let (mut function, mut place) = (Function::new("f", 1), Place::Outside(7));
+        for &(stop, now) in stops {
+            function.stopped(&mut place, stop, &[now]);
+        }
+        function.left += u64::from(matches!(place, Place::Inside(_)));
+        (function.counts[0], function.returned, function.left)
+    }
+
+    #[test]
+    fn calls_are_added_up() {
+        let first = [(at(7, 0xff0, 70), 100), (at(70, 0xff8, 0), 130)];
+        assert_eq!(after(&first), (30, 1, 0));
+        let second = [(at(7, 0xfe0, 80), 1_000), (at(80, 0xfe8, 0), 1_005)];
+        assert_eq!(after(&[first, second].concat()), (35, 2, 0));
+        assert_eq!(after(&[]), (0, 0, 0), "a function that is never called");
+    }
+
+    #[test]
+    fn a_recursive_call_belongs_to_the_first_one() {
+        // The function calls itself twice, from one place, to which the first call returns as well.
+        let stops = [
+            (at(7, 0xff0, 70), 100),
+            (at(7, 0xfd0, 70), 110),
+            (at(7, 0xfb0, 70), 120),
+            (at(70, 0xfb8, 0), 125),
+            (at(70, 0xfd8, 0), 131),
+            (at(70, 0xff8, 0), 144),
+        ];
+        assert_eq!(after(&stops), (44, 1, 0));
+        assert_eq!(after(&stops[..5]), (0, 0, 1), "the first call has not returned");
+    }
+
+    #[test]
+    fn a_call_that_is_left_without_a_return_is_noticed_at_the_next_one() {
+        // The second call is from the same place, and would hide that the first one was left.
+        let (first, second) = ((at(7, 0xff0, 70), 100), (at(7, 0xff0, 70), 500));
+        let returned = (at(70, 0xff8, 0), 510);
+        assert_eq!(after(&[first, second, returned]), (10, 1, 1));
+        let from_above = (at(7, 0xff8, 80), 500);
+        assert_eq!(after(&[first, from_above, (at(80, 0x1000, 0), 520)]), (20, 1, 1));
+    }
+
+    #[test]
+    fn a_thread_stops_where_a_function_begins_and_where_its_call_returns() {
+        let mut place = Place::Outside(7);
+        assert_eq!(place.stops(), [Some(7), None]);
+        Function::new("f", 1).stopped(&mut place, at(7, 0xff0, 70), &[1]);
+        assert_eq!(place.stops(), [Some(7), Some(70)]);
+        assert_eq!(Place::Nowhere.stops(), [None, None]);
+    }
 
     #[test]
     fn the_entry_point_is_found_among_other_values() {

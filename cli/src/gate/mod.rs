@@ -55,7 +55,7 @@ pub struct Options {
     #[arg(short, long, default_value_t = 0)]
     threshold: u64,
     /// Also compares what this function executes, with all that it calls, summed over its calls in
-    /// all threads. May be given four times.
+    /// all threads. May be given twice.
     #[arg(short, long = "function", value_name = "NAME")]
     functions: Vec<String>,
     /// Lets the count of each function grow by this number of events without failing.

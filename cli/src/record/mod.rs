@@ -156,7 +156,7 @@ impl Options {
             let events: Vec<Event> = events.collect();
             let with_period = events.iter().find(|event| event.period() != 0);
             if let Some(event) = with_period {
-                bail!("{event} has a period of its own, so --frequency cannot set one");
+                bail!("{event} has the period {}, so --frequency cannot set one", event.period());
             }
             return Ok(events);
         }

@@ -5,11 +5,25 @@ use crate::run::{output_of, perfctr, run};
 
 #[test]
 fn an_unknown_option_never_becomes_the_program() {
-    for line in ["stat -z", "stat -x, ls", "stat --nonsense ls", "record -F 99 ls", "record -z ls"]
+    for line in ["stat -z", "stat -x, ls", "stat --nonsense ls", "record -y 99 ls", "record -z ls"]
     {
         let printed = run(line);
         assert_eq!(printed.status, 2, "{line}: {printed:?}");
         assert!(printed.err.contains("unexpected argument"), "{line}: {printed:?}");
+    }
+}
+
+#[test]
+fn a_frequency_stands_in_place_of_a_period() {
+    for (line, status, why) in [
+        ("record -F 99 -c 5000 ls", 2, "cannot be used with"),
+        ("record -F 0 ls", 2, "0 is not in 1.."),
+        ("record -F 99 -e cycles/period=5000/u ls", 125, "cycles:u has the period 5000"),
+        ("record -F 1000000000 ls", 125, "1000000000 samples in a second: the kernel allows"),
+    ] {
+        let printed = run(line);
+        assert_eq!(printed.status, status, "{line}: {printed:?}");
+        assert!(printed.err.contains(why), "{line}: {printed:?}");
     }
 }
 

@@ -26,7 +26,7 @@ pub use self::profile::HostLinux;
 #[cfg(test)]
 pub use self::runs::Repeat;
 pub use self::runs::{Boots, boots, repeated};
-pub use self::spec::Spec;
+pub use self::spec::{BESIDE, Spec};
 
 /// Boots the machine, runs the command and ends the machine. An error means that the run could not
 /// be prepared.

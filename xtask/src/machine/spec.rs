@@ -50,6 +50,9 @@ pub struct Spec {
     pub command: Vec<OsString>,
 }
 
+/// How long a machine may take that runs beside others, with the CPU time that these leave.
+pub const BESIDE: Duration = Duration::from_secs(2700);
+
 impl Spec {
     /// Describes a run of `command` on the topology called `name`, with the module. Its output is
     /// not shown.
@@ -127,6 +130,17 @@ impl Spec {
         self.topology.cpus = 1;
         self.topology.deterministic = true;
         self
+    }
+
+    /// Prepares the machine to run beside others, with the CPU time that these leave: its clock
+    /// counts its instructions, so that nothing in it is late, and it may take long. The clock of a
+    /// guest of KVM is the host's, so such a machine is not prepared.
+    pub fn beside(mut self) -> Self {
+        if self.topology.kvm.is_some() {
+            return self;
+        }
+        self.timeout = BESIDE;
+        self.deterministic()
     }
 
     /// Unpacks what the command leaves in `/out` into this directory, and removes the files of an

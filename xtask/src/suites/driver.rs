@@ -12,10 +12,11 @@ use crate::suites::report::{Report, Volume, all, console_says};
 /// Checks that the module refuses to load where there is no driver, and that the console says why.
 pub fn absent(report: &mut Report) -> Result<()> {
     report.test("the module refuses a machine without Xen", || {
-        refuses(&Spec::new("native", ["true"])?, "ENODEV", "found neither Xen nor KVM")
+        let spec = Spec::new("native", ["true"])?.beside();
+        refuses(&spec, "ENODEV", "found neither Xen nor KVM")
     });
     report.test("the module refuses an unmodified Xen", || {
-        let mut spec = Spec::new("pv", ["true"])?;
+        let mut spec = Spec::new("pv", ["true"])?.beside();
         spec.hypervisor()?.flavour = Flavour::Stock;
         refuses(&spec, "ENOSYS", "found Xen without perfctr")
     });
@@ -85,7 +86,7 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
 /// counts of kernel mode with the emulator's.
 pub fn clock(report: &mut Report) -> Result<()> {
     let both = "/work/clock test; clock=$?; /work/kernel && exit $clock";
-    let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.deterministic();
+    let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.beside().deterministic();
     spec.topology.cpu.push_str(",pmu-tally=on");
     spec.timeout *= 3;
     spec.add_program("vm-tests", "kernel")?;
@@ -103,7 +104,7 @@ pub fn counting(report: &mut Report) -> Result<()> {
 
 /// Describes a run with these arguments of Xen's in place of the profile's.
 fn with_xen_args(args: &str, command: &[&str]) -> Result<Spec> {
-    let mut spec = Spec::new("pv", command)?;
+    let mut spec = Spec::new("pv", command)?.beside();
     spec.hypervisor()?.args = args.to_owned();
     Ok(spec)
 }

@@ -108,9 +108,14 @@ const MESSAGES: [&str; 4] = [
 /// uses perf and its watchdog when no guest counts.
 pub fn two_guests(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
-    let module = guest::module(&kernel::kernel()?, spec.purpose())?;
+    let kernel = kernel::kernel()?;
     spec.module = false;
-    spec.files.push((module, "/usr/lib/perfctr/perfctr.ko".into()));
+    for (module, name) in [
+        (guest::module(&kernel, spec.purpose())?, "perfctr.ko"),
+        (guest::test_modules(&kernel)?.join("call.ko"), "call.ko"),
+    ] {
+        spec.files.push((module, format!("/usr/lib/perfctr/{name}")));
+    }
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(900);
     spec.host()?.linux.push_str(" nmi_watchdog=1");

@@ -83,7 +83,7 @@ pub fn c(report: &mut Report) -> Result<()> {
             sh::output(&mut program).map(drop)
         });
     }
-    let mut spec = Spec::new(report.topology, ["/work/all.sh"])?;
+    let mut spec = Spec::new(report.topology, ["/work/all.sh"])?.beside();
     spec.files.push((sh::project().join(SOURCES).join("all.sh"), "/work/all.sh".into()));
     spec.files.push(counts::LIBRARY.in_guest(&prefix));
     spec.copy.push(programs);
@@ -169,7 +169,7 @@ pub fn python_in_guest(report: &mut Report) -> Result<()> {
     let (page, regions, out) = (dir.join("page.py"), dir.join("regions.py"), dir.join("out"));
     fs::write(&page, python_example()?)?;
     fs::write(&regions, block(PYTHON_PAGE, "python", [1, 3])?)?;
-    let mut spec = Spec::new(report.topology, ["sh", "/work/tests/guest.sh"])?;
+    let mut spec = Spec::new(report.topology, ["sh", "/work/tests/guest.sh"])?.beside();
     spec.files.push((rootfs::python()?, "/".into()));
     spec.files.push((sh::project().join(python::FOLDER).join("tests"), "/work/tests".into()));
     spec.files.push((site, "/work/site".into()));

@@ -53,9 +53,6 @@ impl Volume {
     }
 }
 
-/// How long a machine may take that runs beside others, with the CPU time that these leave.
-pub const BESIDE: Duration = Duration::from_secs(2700);
-
 /// Several tests that share their boots.
 pub struct Suite {
     /// Its name, with which the names of its tests start.
@@ -65,7 +62,8 @@ pub struct Suite {
     /// The machine that it is run on, a file in `xtask/profiles`, or `None` for the usual one.
     pub topology: Option<&'static str>,
     /// Whether it runs beside suites that boot, with the CPU time that these leave. Such a suite
-    /// needs no machine, or a slow one with one thread, or needs its machine only for a short time.
+    /// needs no machine, or one with one thread and a clock that does not go on while it waits, or
+    /// needs its machine only for a short time.
     pub is_concurrent: bool,
     /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,

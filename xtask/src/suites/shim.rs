@@ -38,7 +38,7 @@ pub fn run(report: &mut Report) -> Result<()> {
             names.push(program);
         }
     }
-    let mut spec = Spec::new(report.topology, ["/work/all.sh"])?.driver("events=all")?;
+    let mut spec = Spec::new(report.topology, ["/work/all.sh"])?.driver("events=all")?.beside();
     if spec.topology.cpu.starts_with("EPYC") {
         // perfctr's interface has no type for it, so programs say that it is like Family 10h.
         spec.environment.push("LIBPFM_FORCE_PMU=16".into());

@@ -21,7 +21,7 @@ const CORPUS: &str = "tests/fuzz/corpus";
 /// Boots one machine with a hostile user, a hostile guest kernel, and another one in a domain of
 /// its own.
 pub fn run(report: &mut Report) -> Result<()> {
-    let calls = report.volume.pick("500", "20000");
+    let calls = report.volume.pick("1000", "20000");
     let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
     let driver = xen::xen(Flavour::Fuzzing, None)?.with_file_name("xen-syms");
     let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];

@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 
 use crate::artefacts::{guest, kernel};
-use crate::machine::Spec;
-use crate::suites::report::{BESIDE, Report, console_says};
+use crate::machine::{BESIDE, Spec};
+use crate::suites::report::{Report, console_says};
 use crate::suites::{kvm, pmu, programs, tenants};
 
 /// Tests the driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.

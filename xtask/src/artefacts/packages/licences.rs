@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
+use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::tools::{sh, toolchain};
 
@@ -65,17 +66,14 @@ fn linked(packages: &[&str]) -> Result<BTreeMap<String, String>> {
     Ok(crates)
 }
 
-/// Returns whether one alternative of an expression consists of allowed licences. A slash is the
-/// older form of `OR`, and exceptions (`WITH`) only permit more.
+/// Returns whether allowed licences satisfy an expression. A slash is the older form of `OR`, and
+/// exceptions (`WITH`) only permit more.
 fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
-    let plain = licence.replace('/', " OR ").replace(['(', ')'], "");
-    let known = |part: &str| {
-        let name = part.split(" WITH ").next().unwrap_or_default().trim();
-        allowed.contains(&name)
+    let is_known = |required: &LicenseReq| {
+        required.license.id().is_some_and(|licence| allowed.contains(&licence.name))
     };
-    // This ignores parentheses, so it misjudges an OR within an AND: it accepts `(MIT OR A) AND B`
-    // because of the alternative `MIT`, whatever B is.
-    plain.split(" OR ").any(|alternative| alternative.split(" AND ").all(known))
+    Expression::parse_mode(licence, ParseMode::LAX)
+        .is_ok_and(|expression| expression.evaluate(is_known))
 }
 
 #[cfg(test)]
@@ -89,5 +87,12 @@ mod tests {
         assert!(allowed("Apache-2.0 WITH LLVM-exception") && allowed("MIT AND Zlib"));
         assert!(!allowed("") && !allowed("GPL-3.0") && !allowed("MIT AND GPL-3.0"));
         assert!(!is_allowed("Apache-2.0", &IN_RING_0));
+    }
+
+    #[test]
+    fn an_alternative_within_parentheses_does_not_stand_for_the_whole() {
+        let allowed = |licence| is_allowed(licence, &ALLOWED);
+        assert!(allowed("(MIT OR GPL-3.0) AND Zlib") && allowed("MIT AND (Zlib OR GPL-3.0)"));
+        assert!(!allowed("(MIT OR Apache-2.0) AND GPL-3.0"));
     }
 }

@@ -17,13 +17,16 @@ use nix::errno::Errno;
 use perfctr::rdpmc::Hardware;
 use perfctr::{CAPS_SAMPLING, Event, Provider, Session};
 use serde_json::Value;
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::hypercall::{HvLoad, OP_LOAD};
 use shared_abi::read::Counters;
 use vm_tests::host::Host as _;
 use vm_tests::kvm::{HostPerf, Kvm, NEIGHBOUR};
 use vm_tests::module;
-use vm_tests::raw::Refusal;
+use vm_tests::raw::{Argument, Refusal};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
+use zerocopy::IntoBytes;
 
 use crate::control::exact;
 use crate::counting::{CROSSED, Domain};
@@ -32,6 +35,8 @@ use crate::counting::{CROSSED, Domain};
 const REGIONS: u64 = 500;
 /// How often a guest is refused that asks again and again.
 const REFUSALS: u64 = 500;
+/// The select word of retired instructions in user mode (APM volume 2, PerfEvtSeln).
+const INSTRUCTIONS_OF_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
 /// The memory that each vCPU has pinned.
 const PAGE_KIB: u64 = 4;
 /// How long it may take until a vCPU counts.
@@ -134,20 +139,24 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Checks a guest that asks for the counters as often as it can, while its host's perf has them.
-/// The host tries to take them only once in a second. A caller for whom it tries waits for the
+/// Checks a guest whose kernel asks for the counters as often as it can, while its host's perf has
+/// them. The host tries to take them only once in a second. A vCPU for which it tries waits for the
 /// worker that does it.
 fn insists(kvm: &Kvm) -> Result<()> {
     let all = cpus()?;
     let cpu = *all.first().context("there is no CPU")?;
     run_on(SELF, &[cpu])?;
+    // The module registers the vCPU's page for it.
     let mut session = Session::open_with(Provider::Paravirt)?;
+    let _ = session.start(&[Event::INSTRUCTIONS.user()]);
+    let mut load = HvLoad { counters: 1, ..HvLoad::default() };
+    load.counter[0].evntsel = INSTRUCTIONS_OF_USER;
+    let bytes = &mut load.as_mut_bytes()[..HvLoad::bytes(1)];
     let (start, before) = (Instant::now(), kvm.waits(cpu as u32)?);
     for _ in 0..REFUSALS {
-        let started = session.start(&[Event::INSTRUCTIONS.user()]);
-        let errno = started.and_then(|()| session.read::<1>().map(drop)).err();
-        let errno = errno.and_then(|error| error.errno());
-        ensure!(errno == Some(libc::EBUSY), "{errno:?} in place of EBUSY");
+        let argument = Argument::Bytes(bytes);
+        let refused = kvm.perfctr_op(OP_LOAD, argument, HvLoad::bytes(1) as u32);
+        ensure!(refused == Err(Refusal::EBUSY), "{refused:?} in place of EBUSY");
     }
     let waits = kvm.waits(cpu as u32)? - before;
     let seconds = start.elapsed().as_secs();
