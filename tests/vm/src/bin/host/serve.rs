@@ -178,14 +178,17 @@ impl<'a> Server<'a> {
         Ok(times)
     }
 
-    /// Returns how often the vCPU's thread has waited for anything but a CPU.
+    /// Returns how often the vCPU's thread has left its CPU: to wait, or for another thread.
     fn waits(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
         let (process, thread) = (self.guest.process(), self.thread(vcpu)?);
         let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status"));
         let status = status.map_err(|_| Refusal::ENOENT)?;
-        let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        let waits = waits.and_then(|number| number.trim().parse().ok());
-        Ok(vec![waits.ok_or(Refusal::EPROTO)?])
+        let count = |key: &str| -> Option<u64> {
+            status.lines().find_map(|line| line.strip_prefix(key))?.trim().parse().ok()
+        };
+        let [waits, preempted] = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"]
+            .map(|key| count(key).ok_or(Refusal::EPROTO));
+        Ok(vec![waits? + preempted?])
     }
 
     fn preempt_often(&mut self, often: bool) -> Result<(), Refusal> {

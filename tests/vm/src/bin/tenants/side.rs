@@ -34,7 +34,7 @@ use crate::counting::{CROSSED, Domain};
 /// The number of regions that each of the second guest's threads measures.
 const REGIONS: u64 = 500;
 /// How often a guest is refused that asks again and again.
-const REFUSALS: u64 = 500;
+const REFUSALS: u64 = 5_000;
 /// The select word of retired instructions in user mode (APM volume 2, PerfEvtSeln).
 const INSTRUCTIONS_OF_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
 /// The memory that each vCPU has pinned.
@@ -141,7 +141,7 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
 
 /// Checks a guest whose kernel asks for the counters as often as it can, while its host's perf has
 /// them. The host tries to take them only once in a second. A vCPU for which it tries waits for the
-/// worker that does it.
+/// worker that does it, or is preempted by the worker before it waits.
 fn insists(kvm: &Kvm) -> Result<()> {
     let all = cpus()?;
     let cpu = *all.first().context("there is no CPU")?;
@@ -161,9 +161,11 @@ fn insists(kvm: &Kvm) -> Result<()> {
     let waits = kvm.waits(cpu as u32)? - before;
     let seconds = start.elapsed().as_secs();
     run_on(SELF, &all)?;
-    println!("{REFUSALS} refusals in {seconds} s: the vCPU's thread has waited {waits} times");
-    // The vCPU's thread also waits when this program waits for its host's answers.
-    ensure!(waits < REFUSALS / 2 + seconds, "the vCPU's thread has waited {waits} times");
+    println!(
+        "{REFUSALS} refusals in {seconds} s: the vCPU's thread has left its CPU {waits} times"
+    );
+    // The thread also leaves its CPU for other threads of the host, some hundred times in a second.
+    ensure!(waits < REFUSALS / 2, "the vCPU's thread has left its CPU {waits} times");
     Ok(())
 }
 
