@@ -336,7 +336,7 @@ impl Kvm {
         self.request(Request::Unplug)?.try_into().map_err(|_| Refusal::EPROTO)
     }
 
-    /// Returns how often a vCPU's thread has waited on the host for anything but a CPU.
+    /// Returns how often a vCPU's thread has left its CPU on the host.
     ///
     /// # Errors
     ///
