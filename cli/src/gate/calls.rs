@@ -3,8 +3,8 @@
 //!
 //! The tracer stops a thread before the function's first instruction, and again before the
 //! instruction to which the function returns. The difference of the two counts is what the call has
-//! executed. The stops are the CPU's own (debug registers, SDM volume 3, chapter "Debug, Branch
-//! Profile, TSC"), so the program's code stays as it is, and executes nothing more.
+//! executed. The CPU's debug registers make the stops (SDM volume 3, chapter "Debug, Branch
+//! Profile, TSC"), so the program's code is not changed and executes nothing more.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,8 +13,9 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result, ensure};
 use libc::{c_int, pid_t};
 use perfctr::Event;
-use perfctr::watch::{Watch, Watched};
+use perfctr::watch::{Total, Watch, Watched};
 
+use super::always_counted;
 use crate::elf;
 use crate::live::{How, watch};
 use crate::program::ptrace::{self, BREAKPOINTS, unless_killed};
@@ -25,8 +26,8 @@ use crate::text::counted;
 /// The most functions that can be counted in one run: each needs two debug registers.
 pub const FUNCTIONS_MAX: usize = BREAKPOINTS / 2;
 
-/// Runs a program, and returns its exit status and what each of these functions has executed in all
-/// its threads and processes: for each function the count of each event.
+/// Runs a program, and counts these functions in all of its threads and processes. Returns the
+/// program's exit status, and for each function the count of each event, summed over its calls.
 ///
 /// # Errors
 ///
@@ -55,8 +56,9 @@ struct Function {
     exists: bool,
     /// The calls that have returned.
     returned: u64,
-    /// The calls that were left in another way, or whose threads have ended.
-    left: u64,
+    /// The calls that have not returned, and will not: they were left in another way, or their
+    /// threads have ended.
+    abandoned: u64,
     /// What the calls that have returned have executed, by event.
     counts: Vec<u64>,
 }
@@ -64,15 +66,15 @@ struct Function {
 impl Function {
     fn new(name: &str, events: usize) -> Self {
         let counts = vec![0; events];
-        Self { name: name.to_owned(), exists: false, returned: 0, left: 0, counts }
+        Self { name: name.to_owned(), exists: false, returned: 0, abandoned: 0, counts }
     }
 
-    /// Notes that a thread has stopped, when it had counted this.
+    /// Notes that a thread has stopped. Until then it had counted `now`, by event.
     fn stopped(&mut self, place: &mut Place, stop: Stop, now: &[u64]) {
         // The return takes its address off the stack.
         let begun = |entry| {
             let stack = stop.stack.wrapping_add(8);
-            Place::Inside(Call { entry, to: stop.top, stack, before: now.to_vec() })
+            Place::Inside(Call { entry, returns_to: stop.word, stack, before: now.to_vec() })
         };
         match place {
             Place::Outside(entry) if *entry == stop.instruction => *place = begun(*entry),
@@ -81,11 +83,13 @@ impl Function {
             Place::Inside(call)
                 if call.entry == stop.instruction && stop.stack.wrapping_add(8) >= call.stack =>
             {
-                self.left += 1;
+                self.abandoned += 1;
                 *place = begun(call.entry);
             }
             // A recursive call may return to the same instruction, with more on the stack.
-            Place::Inside(call) if (call.to, call.stack) == (stop.instruction, stop.stack) => {
+            Place::Inside(call)
+                if (call.returns_to, call.stack) == (stop.instruction, stop.stack) =>
+            {
                 for ((sum, now), before) in self.counts.iter_mut().zip(now).zip(&call.before) {
                     *sum += now - before;
                 }
@@ -115,10 +119,11 @@ struct Thread {
 struct Stop {
     /// The address of its next instruction.
     instruction: u64,
-    /// Its stack pointer, and the word there: where a function begins, this is the address of the
-    /// instruction to which it returns.
+    /// Its stack pointer.
     stack: u64,
-    top: u64,
+    /// The word at the stack pointer. Where a function begins, this is the address of the
+    /// instruction to which it returns.
+    word: u64,
 }
 
 /// What a thread does in a function.
@@ -132,12 +137,14 @@ enum Place {
     Inside(Call),
 }
 
-/// A call of a function that began at `entry`. It has returned when the thread is about to execute
-/// the instruction at `to` with this stack pointer. Calls within it belong to it.
+/// A call of a function. The calls that the function makes belong to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Call {
+    /// The address at which the function begins.
     entry: u64,
-    to: u64,
+    /// The address of the instruction to which the call returns.
+    returns_to: u64,
+    /// The stack pointer when the call has returned.
     stack: u64,
     /// The events' counts when it began.
     before: Vec<u64>,
@@ -149,7 +156,7 @@ impl Place {
         match self {
             Self::Nowhere => [None, None],
             Self::Outside(entry) => [Some(*entry), None],
-            Self::Inside(call) => [Some(call.entry), Some(call.to)],
+            Self::Inside(call) => [Some(call.entry), Some(call.returns_to)],
         }
     }
 }
@@ -165,27 +172,23 @@ impl Thread {
     /// Returns the count of each event.
     fn counts(&self) -> Result<Vec<u64>> {
         let totals = self.watched.read()?;
-        let always = totals.values().iter().all(|total| total.share() == 1.0);
-        ensure!(
-            always,
-            "there are not enough counters for all events, and estimates prove nothing"
-        );
+        always_counted(totals.values().iter().map(Total::share))?;
         Ok(totals.values().iter().map(|total| total.count).collect())
     }
 }
 
 impl Calls<'_> {
     fn finish(self) -> Result<Vec<Vec<u64>>> {
-        for Function { name, exists, returned, left, .. } in &self.functions {
+        for Function { name, exists, returned, abandoned, .. } in &self.functions {
             ensure!(
                 exists,
                 "no program that was executed has a function {name:?} (one that is inlined \
                  everywhere, or is in a shared library, is not found)"
             );
             ensure!(
-                *left == 0,
+                *abandoned == 0,
                 "{} of {name:?} did not return, so its count is not known; {} did",
-                counted(*left, "call"),
+                counted(*abandoned, "call"),
                 counted(*returned, "call")
             );
         }
@@ -216,15 +219,15 @@ impl Calls<'_> {
     /// Notes the calls that a thread has not finished.
     fn leave(&mut self, thread: &Thread) {
         for (function, place) in self.functions.iter_mut().zip(&thread.places) {
-            function.left += u64::from(matches!(place, Place::Inside(_)));
+            function.abandoned += u64::from(matches!(place, Place::Inside(_)));
         }
     }
 
     /// Handles a thread that has stopped where a function begins or returns.
     fn stopped(&mut self, pid: pid_t, thread: &mut Thread) -> Result<()> {
         let Some(registers) = unless_killed(ptrace::registers(pid))? else { return Ok(()) };
-        let Some(top) = unless_killed(word(pid, registers.rsp))? else { return Ok(()) };
-        let stop = Stop { instruction: registers.rip, stack: registers.rsp, top };
+        let Some(word) = unless_killed(word_at(pid, registers.rsp))? else { return Ok(()) };
+        let stop = Stop { instruction: registers.rip, stack: registers.rsp, word };
         let now = thread.counts()?;
         for (function, place) in self.functions.iter_mut().zip(&mut thread.places) {
             function.stopped(place, stop, &now);
@@ -275,7 +278,7 @@ impl Observer for Calls<'_> {
 }
 
 /// Returns the word at this address of a stopped thread's memory.
-fn word(pid: pid_t, address: u64) -> io::Result<u64> {
+fn word_at(pid: pid_t, address: u64) -> io::Result<u64> {
     let mut bytes = [0; 8];
     File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut bytes, address)?;
     Ok(u64::from_ne_bytes(bytes))
@@ -293,8 +296,8 @@ mod tests {
     use super::*;
 
     /// A thread whose stack begins at 0x1000. The function is at 7, and returns to 70 or 80.
-    fn at(instruction: u64, stack: u64, top: u64) -> Stop {
-        Stop { instruction, stack, top }
+    fn at(instruction: u64, stack: u64, word: u64) -> Stop {
+        Stop { instruction, stack, word }
     }
 
     /// Returns what a function has counted, and its calls that have returned and that were left.
@@ -303,8 +306,8 @@ mod tests {
         for &(stop, now) in stops {
             function.stopped(&mut place, stop, &[now]);
         }
-        function.left += u64::from(matches!(place, Place::Inside(_)));
-        (function.counts[0], function.returned, function.left)
+        function.abandoned += u64::from(matches!(place, Place::Inside(_)));
+        (function.counts[0], function.returned, function.abandoned)
     }
 
     #[test]

@@ -94,10 +94,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         "{} functions: at most {FUNCTIONS_MAX} can be counted in one run",
         options.functions.len()
     );
-    let (name, mut now) = (options.name(), measure(options)?);
+    repeatable::fix(&options.passed)?;
+    let signals = Signals::handle(Target::Program(&options.command), None)?;
+    let (name, mut now) = (options.name(), measure(options, &signals)?);
     let mut all = Compared::all(baseline.benchmarks.get(&name), &now, options.threshold);
     if !options.functions.is_empty() {
-        let functions = measure_functions(options)?;
+        let functions = measure_functions(options, &signals)?;
         let before = baseline.benchmarks.get(&name);
         all.extend(Compared::all(before, &functions, options.function_threshold));
         now.events.extend(functions.events);
@@ -125,53 +127,57 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Runs the program, and returns the counts of each event.
-fn measure(options: &Options) -> Result<Benchmark> {
-    repeatable::fix(&options.passed)?;
+fn measure(options: &Options, signals: &Signals) -> Result<Benchmark> {
     let groups = options.event.groups(options.unverified);
-    let events = groups.concat();
     let (here, target) = (Here::find()?, Target::Program(&options.command));
-    let signals = Signals::handle(target, None)?;
-    let mut runs = Vec::new();
-    for _ in 0..options.repeat {
-        let run = observe(&here, target, &groups, &signals, None)?;
-        succeeded(run.status, &signals)?;
-        let turns = run.counts.iter().all(|count| count.share == 1.0);
-        ensure!(turns, "there are not enough counters for all events, and estimates prove nothing");
-        runs.push(run);
-    }
-    let range = |(n, event): (usize, &Event)| {
-        let counts = runs.iter().map(|run| run.counts[n].value);
-        Some((event.to_string(), Range::of(counts)?))
+    let run = || {
+        let run = observe(&here, target, &groups, signals, None)?;
+        succeeded(run.status, signals)?;
+        always_counted(run.counts.iter().map(|count| count.share))?;
+        Ok(run.counts.iter().map(|count| count.value).collect())
     };
-    let events: Option<BTreeMap<_, _>> = events.iter().enumerate().map(range).collect();
-    Ok(Benchmark::here(events.context("no run")?))
+    benchmark(options, groups.concat().iter().map(Event::to_string), run)
 }
 
-/// Runs the program once more as often, and returns the counts of each event in each function.
-fn measure_functions(options: &Options) -> Result<Benchmark> {
+/// Runs the program as often again, and returns the counts of each event in each function.
+fn measure_functions(options: &Options, signals: &Signals) -> Result<Benchmark> {
     let events = options.event.events(options.unverified);
     let target = Target::Program(&options.command);
-    let signals = Signals::handle(target, None)?;
-    let mut runs = Vec::new();
-    for _ in 0..options.repeat {
-        let (status, counts) = calls::run(target, &events, &options.functions, &signals)?;
-        succeeded(status, &signals)?;
-        runs.push(counts);
-    }
-    let mut ranges = BTreeMap::new();
-    for (f, function) in options.functions.iter().enumerate() {
-        for (e, event) in events.iter().enumerate() {
-            let range = Range::of(runs.iter().map(|counts| counts[f][e])).context("no run")?;
-            ranges.insert(format!("{event} in {}", harmless(function)), range);
-        }
-    }
-    Ok(Benchmark::here(ranges))
+    let run = || {
+        let (status, counts) = calls::run(target, &events, &options.functions, signals)?;
+        succeeded(status, signals)?;
+        Ok(counts.concat())
+    };
+    let names = options.functions.iter().flat_map(|function| {
+        events.iter().map(move |event| format!("{event} in {}", harmless(function)))
+    });
+    benchmark(options, names, run)
+}
+
+/// Calls `run` as often as the options say. It returns a count for each of the names.
+fn benchmark(
+    options: &Options,
+    names: impl Iterator<Item = String>,
+    run: impl Fn() -> Result<Vec<u64>>,
+) -> Result<Benchmark> {
+    let runs = (0..options.repeat).map(|_| run()).collect::<Result<Vec<_>>>()?;
+    let range = |(n, name)| Some((name, Range::of(runs.iter().map(|counts| counts[n]))?));
+    let events: Option<BTreeMap<_, _>> = names.enumerate().map(range).collect();
+    Ok(Benchmark::here(events.context("no run")?))
 }
 
 /// Fails if a run says nothing about the program.
 fn succeeded(status: u8, signals: &Signals) -> Result<()> {
     ensure!(status == 0, "the program has failed with status {status}: nothing is compared");
     ensure!(!signals.interrupted(), "interrupted");
+    Ok(())
+}
+
+/// Fails if an event was not counted all the time. Each share is the part of the time in which one
+/// was.
+fn always_counted(mut shares: impl Iterator<Item = f64>) -> Result<()> {
+    let all = shares.all(|share| share == 1.0);
+    ensure!(all, "there are not enough counters for all events, and estimates prove nothing");
     Ok(())
 }
 

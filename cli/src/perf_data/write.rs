@@ -371,13 +371,13 @@ impl<'a> Writer<'a> {
         let numbers = profile.event.parse::<Event>().map(|event| perf_numbers(&event));
         let (kind, config) = numbers.unwrap_or((perf::PERF_TYPE_RAW, 0));
         let kernel = if profile.event.ends_with(":u") { flag::EXCLUDE_KERNEL } else { 0 };
-        let (often, freq) = match profile.frequency {
+        let (rate, rate_flag) = match profile.frequency {
             Some(frequency) => (frequency, flag::FREQ),
             None => (profile.period, 0),
         };
         let mut attribute = Bytes::default();
-        attribute.u32(kind).u32(perf::PERF_ATTR_SIZE_VER5).u64(config).u64(often);
-        attribute.u64(self.sample_type).u64(0).u64(flag::SAMPLE_ID_ALL | kernel | freq);
+        attribute.u32(kind).u32(perf::PERF_ATTR_SIZE_VER5).u64(config).u64(rate);
+        attribute.u64(self.sample_type).u64(0).u64(flag::SAMPLE_ID_ALL | kernel | rate_flag);
         attribute.0.resize(perf::PERF_ATTR_SIZE_VER5 as usize, 0);
         attribute.0
     }
