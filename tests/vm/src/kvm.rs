@@ -98,8 +98,8 @@ pub enum Request {
     HoldPerf(bool),
     /// [`Kvm::unplug`].
     Unplug,
-    /// [`Kvm::waits`].
-    Waits {
+    /// [`Kvm::context_switches`].
+    ContextSwitches {
         /// The vCPU.
         vcpu: u32,
     },
@@ -138,7 +138,7 @@ impl Display for Request {
             Self::CountHost => write!(f, "count-host"),
             Self::HoldPerf(held) => write!(f, "hold-perf {}", u64::from(held)),
             Self::Unplug => write!(f, "unplug"),
-            Self::Waits { vcpu } => write!(f, "waits {vcpu}"),
+            Self::ContextSwitches { vcpu } => write!(f, "context-switches {vcpu}"),
         }
     }
 }
@@ -168,7 +168,7 @@ impl FromStr for Request {
             ("count-host", []) => Self::CountHost,
             ("hold-perf", &[held]) => Self::HoldPerf(held == 1),
             ("unplug", []) => Self::Unplug,
-            ("waits", &[vcpu]) => Self::Waits { vcpu: vcpu as u32 },
+            ("context-switches", &[vcpu]) => Self::ContextSwitches { vcpu: vcpu as u32 },
             _ => bail!("no request: {line}"),
         })
     }
@@ -341,9 +341,9 @@ impl Kvm {
     /// # Errors
     ///
     /// There is no such vCPU.
-    pub fn waits(&self, vcpu: u32) -> Result<u64, Refusal> {
-        match self.request(Request::Waits { vcpu })?[..] {
-            [waits] => Ok(waits),
+    pub fn context_switches(&self, vcpu: u32) -> Result<u64, Refusal> {
+        match self.request(Request::ContextSwitches { vcpu })?[..] {
+            [switches] => Ok(switches),
             _ => Err(Refusal::EPROTO),
         }
     }
@@ -446,7 +446,7 @@ mod tests {
             Request::CountHost,
             Request::HoldPerf(true),
             Request::Unplug,
-            Request::Waits { vcpu: 2 },
+            Request::ContextSwitches { vcpu: 2 },
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

@@ -51,6 +51,12 @@ pub fn beside_stat(source: &str, flags: &[&str]) -> Result<PathBuf> {
     without_library(&sh::project().join("tests/vm/src/bin/stat").join(source), flags)
 }
 
+/// Compiles `frames.S`, whose first function is at the address that the tests know. Returns it with
+/// its place in the guest.
+pub fn frames() -> Result<(PathBuf, String)> {
+    Ok((beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?, "/work/frames".to_owned()))
+}
+
 /// Compiles a program that needs no library. It uses the compiler of the testbed's release, since
 /// code of another compiler has other counts.
 pub fn without_library(source: &Path, flags: &[&str]) -> Result<PathBuf> {

@@ -86,9 +86,10 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
 /// counts of kernel mode with the emulator's.
 pub fn clock(report: &mut Report) -> Result<()> {
     let both = "/work/clock test; clock=$?; /work/kernel && exit $clock";
-    let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.beside().deterministic();
-    spec.topology.cpu.push_str(",pmu-tally=on");
+    let mut spec = Spec::new(report.topology, ["sh", "-c", both])?;
     spec.timeout *= 3;
+    let mut spec = spec.beside().deterministic();
+    spec.topology.cpu.push_str(",pmu-tally=on");
     spec.add_program("vm-tests", "kernel")?;
     report.program(spec, "clock")
 }

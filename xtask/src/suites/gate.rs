@@ -22,7 +22,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     // The program gets a part of one CPU only.
     spec.timeout *= 3;
     spec.add_program("perfctr", "perfctr")?;
-    spec.files.push((guest::beside_stat("frames.S", &[])?, "/work/frames".to_owned()));
+    spec.files.push(guest::frames()?);
     let dir = cache::scratch("gate")?;
     fs::create_dir_all(&dir)?;
     let words: String = (0..WORDS)

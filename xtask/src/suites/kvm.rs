@@ -108,14 +108,7 @@ const MESSAGES: [&str; 4] = [
 /// uses perf and its watchdog when no guest counts.
 pub fn two_guests(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
-    let kernel = kernel::kernel()?;
-    spec.module = false;
-    for (module, name) in [
-        (guest::module(&kernel, spec.purpose())?, "perfctr.ko"),
-        (guest::test_modules(&kernel)?.join("call.ko"), "call.ko"),
-    ] {
-        spec.files.push((module, format!("/usr/lib/perfctr/{name}")));
-    }
+    load_later(&mut spec)?;
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(900);
     spec.host()?.linux.push_str(" nmi_watchdog=1");
@@ -126,22 +119,28 @@ pub fn two_guests(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Tests a guest whose kernel starts another one (kexec) while it counts.
-pub fn successor(report: &mut Report) -> Result<()> {
+/// Leaves it to the guest's program to load the module, and the one that makes hypercalls.
+fn load_later(spec: &mut Spec) -> Result<()> {
     let kernel = kernel::kernel()?;
-    let mut next = Spec::new("kvm", ["/work/tenants", "kvm-next"])?;
-    next.module = false;
-    next.add_program("vm-tests", "tenants")?;
+    spec.module = false;
     for (module, name) in [
-        (guest::module(&kernel, next.purpose())?, "perfctr.ko"),
+        (guest::module(&kernel, spec.purpose())?, "perfctr.ko"),
         (guest::test_modules(&kernel)?.join("call.ko"), "call.ko"),
     ] {
-        next.files.push((module, format!("/usr/lib/perfctr/{name}")));
+        spec.files.push((module, format!("/usr/lib/perfctr/{name}")));
     }
+    Ok(())
+}
+
+/// Tests a guest whose kernel starts another one (kexec) while it counts.
+pub fn successor(report: &mut Report) -> Result<()> {
+    let mut next = Spec::new("kvm", ["/work/tenants", "kvm-next"])?;
+    next.add_program("vm-tests", "tenants")?;
+    load_later(&mut next)?;
     let initramfs = cache::scratch("successor")?;
     fs::write(&initramfs, machine::initramfs(&next)?)?;
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-first"])?;
-    spec.files.push((kernel.boot_image, "/work/next/vmlinuz".into()));
+    spec.files.push((kernel::kernel()?.boot_image, "/work/next/vmlinuz".into()));
     spec.files.push((initramfs, "/work/next/initrd".into()));
     spec.timeout = Duration::from_secs(900);
     let outcome = report.program_outcome(spec, "tenants")?;

@@ -36,8 +36,7 @@ fn guest() -> Result<Spec> {
 /// Adds programs that are counted, and the library's examples, some of which count them.
 fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
-    let frames = guest::beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?;
-    spec.files.push((frames, "/work/frames".into()));
+    spec.files.push(guest::frames()?);
     let of_library = ["self_count", "program", "callers", "tasks", "workers", "regions"];
     let examples = of_library.map(|name| ("libperfctr-rs", name)).into_iter();
     let others = [

@@ -47,7 +47,7 @@ fn spec(topology: &str, provider: &str) -> Result<Spec> {
     spec.timeout *= 2;
     spec.add_program("perfctr", "perfctr")?;
     spec.files.push((guest::beside_stat("alone.S", &[])?, "/work/alone".to_owned()));
-    spec.files.push((guest::beside_stat("frames.S", &[])?, "/work/frames".to_owned()));
+    spec.files.push(guest::frames()?);
     apt::install(&["xz-utils", "liblzma5"], "a program with threads to record")?;
     for file in ["/usr/bin/xz", "/usr/lib/x86_64-linux-gnu/liblzma.so.5"] {
         spec.files.push((fs::canonicalize(file)?, file.into()));

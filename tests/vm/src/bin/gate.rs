@@ -12,12 +12,12 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use perfctr::{Provider, Session};
 use vm_tests::disturb;
+use vm_tests::frames_program::{self, INNER, OUTER};
 use vm_tests::host::host;
 use vm_tests::programs;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::time::VcpuTimes;
-use vm_tests::two_functions::{self, INNER, OUTER};
 use vm_tests::volume::pick;
 
 const PERFCTR: &str = "/work/perfctr";
@@ -100,8 +100,8 @@ fn times() -> usize {
 
 /// Checks the gate of two functions, of which one calls the other, before and after a change.
 fn of_functions(tally: &mut Tally) -> Result<()> {
-    let program = fs::read(two_functions::PROGRAM)?;
-    let changed = two_functions::with_one_loop_more(&program).context("an unknown program")?;
+    let program = fs::read(frames_program::PROGRAM)?;
+    let changed = frames_program::with_one_loop_more(&program).context("an unknown program")?;
     let run = |program: &[u8], options: &[&str]| -> Result<(Option<i32>, String)> {
         place(HERE, program)?;
         let mut command = Command::new("nice");

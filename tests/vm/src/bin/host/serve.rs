@@ -159,7 +159,7 @@ impl<'a> Server<'a> {
             Request::HoldPerf(true) => self.events = perf::open_all(&cpus()?)?,
             Request::HoldPerf(false) => self.events.clear(),
             Request::Unplug => return unplug(),
-            Request::Waits { vcpu } => return self.waits(vcpu),
+            Request::ContextSwitches { vcpu } => return self.context_switches(vcpu),
             _ => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
@@ -179,7 +179,7 @@ impl<'a> Server<'a> {
     }
 
     /// Returns how often the vCPU's thread has left its CPU: to wait, or for another thread.
-    fn waits(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
+    fn context_switches(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
         let (process, thread) = (self.guest.process(), self.thread(vcpu)?);
         let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status"));
         let status = status.map_err(|_| Refusal::ENOENT)?;

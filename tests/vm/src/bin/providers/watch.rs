@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::gettid;
 use perfctr::watch::{Total, Totals, Watch};
 use perfctr::{Error, Event};
+use vm_tests::frames_program;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
 
@@ -37,12 +38,9 @@ const EVENTS: [(&str, Event); 2] =
 const LOOP: &str = "/work/loop";
 const LOOP_COUNTS: [u64; 2] = [10_000_004, 5_000_001];
 
-/// A program with three functions that call each other, their addresses, and how many instructions
-/// the program executes.
-const FRAMES: &str = "/work/frames";
+/// The addresses of the functions of [`frames_program`], the innermost first.
 const FUNCTIONS: [u64; 3] = [0x40_1200, 0x40_1100, 0x40_1000];
 const FUNCTION_BYTES: u64 = 0x100;
-const FRAMES_INSTRUCTIONS: u64 = 2_000_015;
 
 /// A region that takes long enough for events to take turns.
 const REGION: Region = Region { first: 1_000_000, second: 1_000_000 };
@@ -207,7 +205,7 @@ fn callers() -> Result<()> {
         fs::write(path, value).context(path)?;
     }
     let event = Event::INSTRUCTIONS.user().every(PERIOD);
-    let child = waiting(&format!("exec {FRAMES}"))?;
+    let child = waiting(&format!("exec {}", frames_program::PROGRAM))?;
     let pid = child.id();
     let mut samples = Watch::process(pid).from_exec().callers().sample(event)?;
     ensure!(!samples.wait(Duration::ZERO)?, "somebody waits for nothing");
@@ -224,7 +222,7 @@ fn callers() -> Result<()> {
     }
     let missed = (samples.lost(), samples.throttled());
     ensure!(missed == (0, 0), "{missed:?} lost and throttled");
-    let expected = FRAMES_INSTRUCTIONS / PERIOD;
+    let expected = frames_program::ALL / PERIOD;
     ensure!(taken == expected, "{taken} samples, {expected} expected");
     Ok(())
 }
@@ -258,7 +256,7 @@ fn examples() -> Result<()> {
     let counts = EVENTS.iter().zip(LOOP_COUNTS).map(|((name, _), n)| format!("{n:>15} {name}\n"));
     let expected: String = counts.collect();
     ensure!(printed == expected, "{printed}\n{expected} expected");
-    let printed = run(&["/work/callers", FRAMES])?;
+    let printed = run(&["/work/callers", frames_program::PROGRAM])?;
     let lines: Vec<&str> = printed.lines().collect();
     let hot = lines
         .get(1)

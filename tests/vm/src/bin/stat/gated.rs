@@ -4,8 +4,8 @@
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result};
+use vm_tests::frames_program::{INNER, OUTER, PROGRAM};
 use vm_tests::tally::{Tally, equal};
-use vm_tests::two_functions::{INNER, OUTER, PROGRAM};
 
 use crate::command::PERFCTR;
 use crate::sampled::{CHILD, FUNCTIONS, THREADS, region};
@@ -22,15 +22,19 @@ pub fn functions(tally: &mut Tally) -> Result<()> {
         equal(["inner", "outer"].map(|name| count(&output, name)), [INNER, OUTER].map(Some))
             .map_err(|why| format!("{why}: {output:?}"))
     });
-    let output = gate(&["--function", FUNCTIONS[0]], &subject::words(&["sampled"])?)?;
-    let calls = THREADS.iter().chain([&CHILD]);
-    let known: u64 = calls.map(|(_, lengths)| region(lengths[0]).instructions()).sum();
+    let early = |arguments: &[&str]| -> Result<u64> {
+        let output = gate(&["--function", FUNCTIONS[0]], &subject::words(arguments)?)?;
+        count(&output, FUNCTIONS[0]).with_context(|| format!("{output:?}"))
+    };
+    let (all, childs) = (early(&["sampled"])?, early(&["sampled-child"])?);
+    let known = |(_, lengths): &(&str, [u64; 2])| region(lengths[0]).instructions();
     tally.check("so is a function in several threads, and in a process that is started", {
-        // Each of the four calls executes the same instructions beside the known ones, which are
-        // those of the function's beginning and end.
-        let beside = count(&output, FUNCTIONS[0]).and_then(|count| count.checked_sub(known));
-        let is_right = beside.is_some_and(|beside| beside % 4 == 0 && beside < 400);
-        is_right.then_some(()).ok_or(format!("{beside:?} beside {known}: {output:?}"))
+        // Each call executes the same instructions beside the known ones, which are those of the
+        // function's beginning and end. The child makes one call.
+        let beside = childs.checked_sub(known(&CHILD));
+        let calls = THREADS.iter().chain([&CHILD]).map(known);
+        let expected = beside.map(|beside| calls.map(|known| known + beside).sum());
+        equal(Some(all), expected)
     });
     refused(tally)
 }

@@ -152,20 +152,20 @@ fn insists(kvm: &Kvm) -> Result<()> {
     let mut load = HvLoad { counters: 1, ..HvLoad::default() };
     load.counter[0].evntsel = INSTRUCTIONS_OF_USER;
     let bytes = &mut load.as_mut_bytes()[..HvLoad::bytes(1)];
-    let (start, before) = (Instant::now(), kvm.waits(cpu as u32)?);
+    let (start, before) = (Instant::now(), kvm.context_switches(cpu as u32)?);
     for _ in 0..REFUSALS {
         let argument = Argument::Bytes(bytes);
         let refused = kvm.perfctr_op(OP_LOAD, argument, HvLoad::bytes(1) as u32);
         ensure!(refused == Err(Refusal::EBUSY), "{refused:?} in place of EBUSY");
     }
-    let waits = kvm.waits(cpu as u32)? - before;
+    let switches = kvm.context_switches(cpu as u32)? - before;
     let seconds = start.elapsed().as_secs();
     run_on(SELF, &all)?;
     println!(
-        "{REFUSALS} refusals in {seconds} s: the vCPU's thread has left its CPU {waits} times"
+        "{REFUSALS} refusals in {seconds} s: the vCPU's thread has left its CPU {switches} times"
     );
     // The thread also leaves its CPU for other threads of the host, some hundred times in a second.
-    ensure!(waits < REFUSALS / 2, "the vCPU's thread has left its CPU {waits} times");
+    ensure!(switches < REFUSALS / 2, "the vCPU's thread has left its CPU {switches} times");
     Ok(())
 }
 

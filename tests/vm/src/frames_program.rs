@@ -10,6 +10,9 @@ pub const INNER: u64 = 2 + 1 + 2 * LOOPS as u64 + 2;
 /// The instructions of its function `outer`, which calls `inner`.
 pub const OUTER: u64 = 2 + 1 + INNER + 2;
 
+/// The instructions of the whole program, of which five are outside of `outer`.
+pub const ALL: u64 = OUTER + 5;
+
 /// How often the loop of `inner` is executed.
 const LOOPS: u32 = 1_000_000;
 
