@@ -6,10 +6,9 @@ mod generated;
 mod objects;
 mod tidy;
 
-use std::fs;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
@@ -57,7 +56,6 @@ pub const CHECKS: &[Check] = &[
         run: || cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--all-features"]),
     },
     Check { name: "library elsewhere", pace: Slow, run: elsewhere },
-    Check { name: "packages of crates", pace: Slow, run: publishable },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
     Check { name: "kernel module without Xen", pace: Slow, run: objects::check_module_without_xen },
@@ -94,32 +92,6 @@ fn elsewhere() -> Result<()> {
     };
     check(toolchain::cargo_for_arm()?, ARM_TARGET, &["--all-features", "--examples"])?;
     check(toolchain::cargo_for_bare_metal()?, BARE_TARGET, &["--no-default-features"])
-}
-
-/// The crates that are published.
-const PUBLISHED: [&str; 2] = ["shared-abi", "libperfctr-rs"];
-
-/// Checks that the package of each crate that is published has its licences, and that the crate can
-/// be built from its package.
-fn publishable() -> Result<()> {
-    for name in PUBLISHED {
-        let mut list = toolchain::cargo();
-        list.args(["package", "--list", "--allow-dirty", "--package", name]);
-        let files = sh::output(list.current_dir(sh::project()))?;
-        for licence in ["LICENSE-MIT", "LICENSE-GPL-2.0"] {
-            let has = files.lines().any(|file| file == licence);
-            ensure!(has, "the package of {name} lacks {licence}, which {name}/{licence} links to");
-        }
-    }
-    // Cargo keeps unpacked crates by version, and by the directory in which they were packed.
-    let packed = sh::project().join(format!("target/publish-{}", std::process::id()));
-    let mut cargo = toolchain::cargo();
-    cargo.args(["publish", "--quiet", "--dry-run", "--allow-dirty", "--locked"]);
-    cargo.args(PUBLISHED.iter().flat_map(|name| ["--package", name]));
-    cargo.current_dir(sh::project()).env("CARGO_TARGET_DIR", &packed);
-    let published = sh::run(&mut cargo);
-    fs::remove_dir_all(&packed)?;
-    published
 }
 
 fn simulator_lints() -> Result<()> {
