@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::profile::{Host, Hypervisor, Topology};
+use super::profile::{Emulator, Host, Hypervisor, Topology};
 use crate::artefacts::guest;
 use crate::artefacts::rustobj::Purpose;
 
@@ -123,6 +123,14 @@ impl Spec {
             None => self.hypervisor()?.add(&format!("dom0_max_vcpus={number}")),
         }
         Ok(())
+    }
+
+    /// Makes the emulator keep its own tally of what the CPUs execute. The second emulator always
+    /// does.
+    pub fn keep_tally(&mut self) {
+        if self.topology.emulator == Emulator::Qemu {
+            self.topology.cpu.push_str(",pmu-tally=on");
+        }
     }
 
     /// Gives the machine one CPU whose clock counts its instructions.

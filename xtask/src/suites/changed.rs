@@ -60,6 +60,10 @@ const VMX: &[&str] = &[
     "refusals-vmx-kvm",
     "overflow-vmx-kvm",
     "lifecycle-vmx-kvm",
+    "perf-vmx-kvm",
+    "clock-vmx-kvm",
+    "migrate-vmx-kvm",
+    "kexec-vmx-kvm",
     "tenants-vmx-pv",
     "counting-vmx-pv",
 ];

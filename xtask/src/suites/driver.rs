@@ -89,7 +89,7 @@ pub fn clock(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["sh", "-c", both])?;
     spec.timeout *= 3;
     let mut spec = spec.beside().deterministic();
-    spec.topology.cpu.push_str(",pmu-tally=on");
+    spec.keep_tally();
     spec.add_program("vm-tests", "kernel")?;
     report.program(spec, "clock")
 }

@@ -87,7 +87,7 @@ fn nmis_in(console: &str) -> Option<(usize, usize)> {
 
 /// Tests a guest that counts and samples while it is saved, restored and migrated.
 pub fn moved(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-roam"])?;
+    let mut spec = Spec::new(report.topology, ["/work/tenants", "kvm-roam"])?;
     // The guest is in memory twice while it is migrated.
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(1200);
@@ -134,12 +134,12 @@ fn load_later(spec: &mut Spec) -> Result<()> {
 
 /// Tests a guest whose kernel starts another one (kexec) while it counts.
 pub fn successor(report: &mut Report) -> Result<()> {
-    let mut next = Spec::new("kvm", ["/work/tenants", "kvm-next"])?;
+    let mut next = Spec::new(report.topology, ["/work/tenants", "kvm-next"])?;
     next.add_program("vm-tests", "tenants")?;
     load_later(&mut next)?;
     let initramfs = cache::scratch("successor")?;
     fs::write(&initramfs, machine::initramfs(&next)?)?;
-    let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-first"])?;
+    let mut spec = Spec::new(report.topology, ["/work/tenants", "kvm-first"])?;
     spec.files.push((kernel::kernel()?.boot_image, "/work/next/vmlinuz".into()));
     spec.files.push((initramfs, "/work/next/initrd".into()));
     spec.timeout = Duration::from_secs(900);

@@ -21,7 +21,7 @@ const LONG: u32 = 50_000_000;
 /// for perf's own tests.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/perf", "here"])?;
-    spec.topology.cpu.push_str(",pmu-tally=on");
+    spec.keep_tally();
     spec.files.extend([rootfs::perf()?, rootfs::clients()?].map(|tree| (tree, "/".into())));
     for (iterations, name) in [(pmu::ITERATIONS, "loop"), (LONG, "long")] {
         spec.files.push((pmu::known(iterations)?, format!("/work/{name}")));

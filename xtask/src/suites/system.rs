@@ -46,7 +46,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command.iter().copied())?.driver(driver)?;
-    spec.topology.cpu.push_str(",pmu-tally=on");
+    spec.keep_tally();
     Ok(spec)
 }
 

@@ -47,7 +47,7 @@ pub fn amd(report: &mut Report) -> Result<()> {
     for features in report.volume.pick(&[V2][..], &[V2, ""]) {
         let mut spec = beside_pvh("pv-amd")?;
         spec.topology.cpu.push_str(features);
-        spec.topology.cpu.push_str(",pmu-tally=on");
+        spec.keep_tally();
         report.program(spec, "tenants")?;
     }
     for features in report.volume.pick(&[][..], &[V2, CORE]) {

@@ -228,7 +228,7 @@ impl Machine {
         if self != Self::Perfctr {
             spec = spec.stock("vpmu=on");
         }
-        spec.topology.cpu.push_str(",pmu-tally=on");
+        spec.keep_tally();
         if let Some(xen) = &mut spec.topology.xen {
             xen.add(&format!("dom0_max_vcpus={vcpus}"));
         }
