@@ -14,7 +14,7 @@ use crate::step::Executed;
 global_asm!(
     ".text",
     ".globl vm_tests_nothing, vm_tests_system_calls, vm_tests_strings, vm_tests_signals",
-    ".globl vm_tests_yields",
+    ".globl vm_tests_yields, vm_tests_exits",
     ".globl vm_tests_step_over",
     "vm_tests_nothing:",
     "ret",
@@ -53,6 +53,15 @@ global_asm!(
     "dec rdi",
     "jnz 2b",
     "ret",
+    // CPUID exits, so it does not retire in the guest.
+    "vm_tests_exits:",
+    "push rbx",
+    "2: xor eax, eax",
+    "cpuid",
+    "dec rdi",
+    "jnz 2b",
+    "pop rbx",
+    "ret",
     "vm_tests_step_over:",
     "add qword ptr [rdx + 168], 2", // The saved RIP in the third argument, a ucontext.
     "ret",
@@ -64,6 +73,7 @@ unsafe extern "C" {
     fn vm_tests_yields(rounds: u64, memory: *mut u8);
     fn vm_tests_strings(rounds: u64, memory: *mut u8);
     fn vm_tests_signals(rounds: u64, memory: *mut u8);
+    fn vm_tests_exits(rounds: u64, memory: *mut u8);
     fn vm_tests_step_over(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
 }
 
@@ -80,6 +90,8 @@ pub enum Does {
     Strings,
     /// An invalid instruction, handled by [`step_over_invalid`].
     Signal,
+    /// CPUID, which leaves a guest that has rings of its own.
+    Exit,
 }
 
 /// Code to be measured.
@@ -103,6 +115,7 @@ impl Body {
             Does::Yield => vm_tests_yields,
             Does::Strings => vm_tests_strings,
             Does::Signal => vm_tests_signals,
+            Does::Exit => vm_tests_exits,
         };
         Self { does, code, rounds }
     }
@@ -116,6 +129,7 @@ impl Body {
             // In each round, four of the instructions are those of the handler and of the C
             // library's return from it.
             Does::Signal => ((0, 0), (6, 3)),
+            Does::Exit => ((2, 0), (3, 1)),
         };
         let executed = |(instructions, branches)| Executed { instructions, branches };
         executed(once).plus(executed(each).times(self.rounds))

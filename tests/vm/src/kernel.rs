@@ -5,9 +5,9 @@
 //! own, which its machine code shows. A counter of kernel mode has to have the same number, to the
 //! instruction.
 //!
-//! A PV guest's kernel executes outside ring 0, as the program does, and the hypervisor executes in
-//! ring 0. A PVH guest's kernel executes in ring 0, as the hypervisor does. But the hypervisor
-//! executes only after an exit, and the emulator says how many exits there were.
+//! A PV guest's kernel executes outside ring 0, as the program does, and only the hypervisor
+//! executes in ring 0. A PVH guest's kernel executes in a ring 0 of its own. The hypervisor, which
+//! executes in ring 0 after an exit, must not be counted, and the emulator tells both apart.
 
 use anyhow::{Context, Result, ensure};
 use perfctr::rdpmc::Hardware;
@@ -17,7 +17,7 @@ use shared_abi::seq::Stamp;
 use shared_abi::sync::Ordering::Relaxed;
 
 use crate::bodies::{Body, Does, step_over_invalid};
-use crate::emulated::{EXITS, OUTSIDE_RING_0, RING_0};
+use crate::emulated::{EXITS, GUESTS_RING_0, OUTSIDE_RING_0};
 use crate::expected::Stepped;
 use crate::guest;
 use crate::region::FreshPages;
@@ -34,7 +34,7 @@ const UNDISTURBED_MIN: u64 = 200;
 /// Where the guest's kernel executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ring {
-    /// In ring 0, which an exit leaves to the hypervisor: a PVH or HVM guest.
+    /// In a ring 0 of its own, which an exit leaves: a PVH or HVM guest, or one of KVM.
     Own,
     /// Outside ring 0, where only the hypervisor executes: a PV guest.
     Outside,
@@ -44,7 +44,8 @@ enum Ring {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tallies {
     exits: u64,
-    ring_0: u64,
+    /// The guest's own instructions in ring 0.
+    guests: u64,
     outside: u64,
 }
 
@@ -52,7 +53,7 @@ impl Tallies {
     fn less(self, other: Self) -> Self {
         Self {
             exits: self.exits.wrapping_sub(other.exits),
-            ring_0: self.ring_0.wrapping_sub(other.ring_0),
+            guests: self.guests.wrapping_sub(other.guests),
             outside: self.outside.wrapping_sub(other.outside),
         }
     }
@@ -94,9 +95,10 @@ pub fn judge() -> Result<Vec<(String, Result<(), String>)>> {
         ("system calls", Does::SystemCall),
         ("page faults and REP instructions", Does::Strings),
         ("signals", Does::Signal),
+        ("exits", Does::Exit),
     ] {
-        if does == Does::Signal && guest::is_kvm()? {
-            println!("note kernel-mode counts of {name}: not judged, KVM exits at each of them");
+        // A PV guest executes CPUID without leaving itself, or has it emulated.
+        if ring == Ring::Outside && does == Does::Exit {
             continue;
         }
         let outcome = judge_one(ring, &session, own, does, &mut pages)?;
@@ -116,17 +118,20 @@ fn judge_one(
 ) -> Result<Result<(), String>> {
     let (mut undisturbed, mut all) = (0, 0);
     for n in 0..MEASUREMENTS {
-        let body = Body::new(does, 1 + n % 8);
+        let rounds = 1 + n % 8;
+        let body = Body::new(does, rounds);
         let Some(measured) = measure_undisturbed(session, &body, pages.take(2)?)? else { continue };
         let user = own.all + body.executed().instructions;
-        let Tallies { exits, ring_0, outside } = measured.executed;
+        let Tallies { exits, guests, outside } = measured.executed;
+        if does == Does::Exit && exits < rounds {
+            return Ok(Err(format!("{body:?}: only {exits} exits")));
+        }
         let kernel = match ring {
-            Ring::Own if exits > 0 => continue,
             Ring::Own => {
                 if let Err(why) = equal(outside, user) {
                     return Ok(Err(format!("{body:?}: the program's own instructions: {why}")));
                 }
-                ring_0
+                guests
             }
             Ring::Outside => outside - user,
         };
@@ -137,12 +142,17 @@ fn judge_one(
         (undisturbed, all) = (undisturbed + 1, all + kernel);
     }
     println!("{does:?}: {undisturbed} measurements, {all} instructions of the kernel");
-    let enough = undisturbed >= UNDISTURBED_MIN && (all > 0 || does == Does::Nothing);
+    let is_kernels = !matches!(does, Does::Nothing | Does::Exit);
+    let enough = undisturbed >= UNDISTURBED_MIN && (all > 0 || !is_kernels);
     Ok(if enough { Ok(()) } else { Err(format!("only {undisturbed} measurements")) })
 }
 
 /// Makes a measurement. Returns `None` if the kernel ran between a read of the tally and the
 /// reading beside it, or if anything but this thread's kernel ran in the middle.
+///
+/// The vCPU's page shows that a PV guest's kernel has run. In a guest with rings of its own, it does
+/// not show that an interrupt's handler has run. But an exit comes before the handler, so the number
+/// of exits has changed.
 fn measure_undisturbed(
     session: &Session,
     body: &Body,
@@ -154,37 +164,41 @@ fn measure_undisturbed(
         Ok((vcpu.seq.stamp(), vcpu.switches.load(Relaxed), thread.switches.load(Relaxed)))
     };
     let start = moment()?;
-    let (before, opening) = open(session)?;
+    let (before, opening, exits_opened) = open(session)?;
     let opened = moment()?;
     body.execute(memory);
     let closed = moment()?;
-    let (closing, after) = close(session)?;
+    let (exits_closed, closing, after) = close(session)?;
     let end = moment()?;
     let alone = (start.1, start.2) == (end.1, end.2);
-    if start.0 != opened.0 || closed.0 != end.0 || !alone {
+    let calm = start.0 == opened.0 && closed.0 == end.0;
+    let without_exits = before.exits == exits_opened && exits_closed == after.exits;
+    if !(alone && calm && without_exits) {
         return Ok(None);
     }
     ensure!(closing.retries == 0 && opening.retries == 0, "a read was disturbed by nobody");
     Ok(Some(Measured { counts: (closing - opening).counts, executed: after.less(before) }))
 }
 
-/// Reads the tally, exits first, and then the counters.
+/// Reads the tally, then the counters, and then the number of exits again.
 #[inline(never)]
-fn open(session: &Session) -> Result<(Tallies, Reading<2>), Error> {
+fn open(session: &Session) -> Result<(Tallies, Reading<2>, u64), Error> {
     let exits = Hardware.counter(EXITS);
-    let ring_0 = Hardware.counter(RING_0);
+    let guests = Hardware.counter(GUESTS_RING_0);
     let outside = Hardware.counter(OUTSIDE_RING_0);
-    Ok((Tallies { exits, ring_0, outside }, session.read::<2>()?))
+    let reading = session.read::<2>()?;
+    Ok((Tallies { exits, guests, outside }, reading, Hardware.counter(EXITS)))
 }
 
-/// Reads the counters, and then the tally, exits last.
+/// Reads the number of exits, then the counters, and then the tally.
 #[inline(never)]
-fn close(session: &Session) -> Result<(Reading<2>, Tallies), Error> {
+fn close(session: &Session) -> Result<(u64, Reading<2>, Tallies), Error> {
+    let before = Hardware.counter(EXITS);
     let reading = session.read::<2>()?;
     let outside = Hardware.counter(OUTSIDE_RING_0);
-    let ring_0 = Hardware.counter(RING_0);
+    let guests = Hardware.counter(GUESTS_RING_0);
     let exits = Hardware.counter(EXITS);
-    Ok((reading, Tallies { exits, ring_0, outside }))
+    Ok((before, reading, Tallies { exits, guests, outside }))
 }
 
 impl Own {
@@ -197,8 +211,8 @@ impl Own {
         };
         let trace = Stepped::new()?.trace(2, body, None)?;
         let rdpmcs = trace.places(Kind::Rdpmc);
-        // These are three tallies and two counters, then two counters and three tallies.
-        let [_, _, first, _, opened, _, closed, last, _, _] = rdpmcs[..] else {
+        // These are three tallies, two counters and the exits, and the same in the opposite order.
+        let [_, _, first, _, opened, _, _, _, closed, last, _, _] = rdpmcs[..] else {
             anyhow::bail!("{} RDPMCs in a measurement", rdpmcs.len())
         };
         let count = |from, to| -> u64 {
