@@ -286,71 +286,10 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::shown::SUBJECT_OPEN;
-    use crate::testing::{FakeKernel, Machine};
+    use crate::testing::{Local, Machine};
 
     const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
     const BOB: Observer = Observer { container: 0x100, uid: 1002, number: 8, sees_kernel: false };
-
-    /// A vCPU of the machine, on which a program of this user executes.
-    struct Local<'a> {
-        machine: &'a Machine,
-        uid: u32,
-        /// For each choice of a page, for whom the one before was still registered.
-        chosen: Vec<Option<u32>>,
-    }
-
-    impl<'a> Local<'a> {
-        fn new(machine: &'a Machine, uid: u32) -> Self {
-            machine.on(0, |cpu| cpu.unregister()).unwrap();
-            Self { machine, uid, chosen: Vec::new() }
-        }
-
-        /// Returns for whom a page is registered.
-        fn registered(&self) -> Option<u32> {
-            let vcpu = |vcpu: &Vcpu| vcpu.is_registered().then_some(vcpu.shown().number);
-            self.machine.on(0, |cpu| vcpu(cpu.vcpu))
-        }
-    }
-
-    impl<'a> LocalVcpu for Local<'a> {
-        type Kernel = FakeKernel<'a>;
-        type User = Observer;
-
-        fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'a>>) -> R) -> R {
-            self.machine.on(0, run)
-        }
-
-        fn with_state<R>(&mut self, run: impl FnOnce(&mut Vcpu) -> R) -> R {
-            self.machine.on(0, |cpu| run(cpu.vcpu))
-        }
-
-        fn executing(&self) -> Subject {
-            Subject { container: 0x100, uid: self.uid, kind: SUBJECT_OPEN }
-        }
-
-        fn observer_of(user: Observer) -> Observer {
-            user
-        }
-
-        fn choose_page_of(&mut self, _: Observer) {
-            self.chosen.push(self.registered());
-        }
-
-        fn choose_perfs_page(&mut self) {
-            self.chosen.push(self.registered());
-        }
-
-        fn new_number_of_perf(&mut self) -> u32 {
-            1 << 31
-        }
-
-        fn note_number_of_perf(&mut self, _: u32) {}
-
-        fn stop_cpu_wide(&mut self) {
-            self.with_cpu(|cpu| cpu.close_gate(false));
-        }
-    }
 
     #[test]
     fn another_page_is_chosen_only_after_the_one_before_was_unregistered() {

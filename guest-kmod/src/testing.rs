@@ -29,9 +29,12 @@ use shared_abi::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hal::{Hypervisor, Kernel};
+use crate::local::LocalVcpu;
 use crate::overflow::Signal;
+use crate::perf::Progress;
 use crate::policy::Rights;
 use crate::ring::Ring;
+use crate::shown::{Observer, SUBJECT_OPEN, Subject};
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
 use crate::vcpu::{Counting, ThisVcpu, Vcpu};
@@ -309,6 +312,83 @@ impl Machine {
         let page = ThreadPage::default();
         let pmu = RefCell::new(ThreadPmu::new(&page, 1));
         TestThread { machine: self, page, pmu, ring: Ring::default(), vcpu: Cell::new(0) }
+    }
+}
+
+/// perf's state of one event on a vCPU.
+#[derive(Default)]
+pub(crate) struct Books {
+    /// The time of each [`EventTime`](crate::perf::EventTime).
+    pub(crate) times: [u64; 3],
+    /// What perf was given of the event, in order.
+    pub(crate) progress: Vec<Progress>,
+    /// The times that were subtracted.
+    pub(crate) stalls: Vec<u64>,
+    /// The number of periods of each sample.
+    pub(crate) samples: Vec<u64>,
+    /// Whether the kernel has to report an overflow.
+    pub(crate) report_due: bool,
+}
+
+/// A vCPU of the machine, on which a program of this user executes.
+pub(crate) struct Local<'a> {
+    pub(crate) machine: &'a Machine,
+    uid: u32,
+    /// For each choice of a page, for whom the one before was still registered.
+    pub(crate) chosen: Vec<Option<u32>>,
+    /// What perf was given, and has.
+    pub(crate) books: Books,
+}
+
+impl<'a> Local<'a> {
+    pub(crate) fn new(machine: &'a Machine, uid: u32) -> Self {
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        Self { machine, uid, chosen: Vec::new(), books: Books::default() }
+    }
+
+    /// Returns for whom a page is registered.
+    pub(crate) fn registered(&self) -> Option<u32> {
+        let vcpu = |vcpu: &Vcpu| vcpu.is_registered().then_some(vcpu.shown().number);
+        self.machine.on(0, |cpu| vcpu(cpu.vcpu))
+    }
+}
+
+impl<'a> LocalVcpu for Local<'a> {
+    type Kernel = FakeKernel<'a>;
+    type User = Observer;
+
+    fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'a>>) -> R) -> R {
+        self.machine.on(0, run)
+    }
+
+    fn with_state<R>(&mut self, run: impl FnOnce(&mut Vcpu) -> R) -> R {
+        self.machine.on(0, |cpu| run(cpu.vcpu))
+    }
+
+    fn executing(&self) -> Subject {
+        Subject { container: 0x100, uid: self.uid, kind: SUBJECT_OPEN }
+    }
+
+    fn observer_of(user: Observer) -> Observer {
+        user
+    }
+
+    fn choose_page_of(&mut self, _: Observer) {
+        self.chosen.push(self.registered());
+    }
+
+    fn choose_perfs_page(&mut self) {
+        self.chosen.push(self.registered());
+    }
+
+    fn new_number_of_perf(&mut self) -> u32 {
+        1 << 31
+    }
+
+    fn note_number_of_perf(&mut self, _: u32) {}
+
+    fn stop_cpu_wide(&mut self) {
+        self.with_cpu(|cpu| cpu.close_gate(false));
     }
 }
 

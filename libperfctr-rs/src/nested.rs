@@ -399,13 +399,16 @@ mod tests {
     #[test]
     fn after_an_error_no_piece_is_open() {
         let (fake, mut nested) = calibrated();
-        start(&mut nested, &fake, "piece");
-        fake.retries.set(u32::MAX);
-        assert!(matches!(nested.aside(&mut |_| ()), Err(Error::Disturbed)));
-        fake.retries.set(0);
-        let mut open = usize::MAX;
-        nested.aside(&mut |pieces| open = pieces.open().count()).unwrap();
-        assert_eq!(open, 0);
+        for fails_first in [true, false] {
+            start(&mut nested, &fake, "piece");
+            fake.retries.set(if fails_first { u32::MAX } else { 0 });
+            let failed = nested.aside(&mut |_| fake.retries.set(u32::MAX));
+            assert!(matches!(failed, Err(Error::Disturbed)));
+            fake.retries.set(0);
+            let mut open = usize::MAX;
+            nested.aside(&mut |pieces| open = pieces.open().count()).unwrap();
+            assert_eq!(open, 0, "the first reading has failed: {fails_first}");
+        }
         let many = Nested::<(), _>::new(fake, MAX_COUNTERS + 1).map(drop);
         assert!(matches!(many, Err(Error::TooManyCounters { asked: 19, available: 18 })));
     }

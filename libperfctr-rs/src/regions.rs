@@ -32,7 +32,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -339,13 +339,19 @@ pub fn print_at_exit() -> Result<(), Error> {
         let table = table();
         if !table.rows.is_empty() {
             // A program that has closed the output does not want the table.
-            write!(std::io::stderr(), "{table}").ok();
+            write!(io::stderr(), "{table}").ok();
         }
     }
     static REGISTERED: Mutex<bool> = Mutex::new(false);
-    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    once(&REGISTERED, || sys::at_exit(print))
+        .map_err(Error::kernel("have the table of regions be printed"))
+}
+
+/// Calls `register` unless an earlier call has succeeded, of which `registered` has the note.
+fn once(registered: &Mutex<bool>, register: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let mut registered = registered.lock().unwrap_or_else(PoisonError::into_inner);
     if !*registered {
-        sys::at_exit(print).map_err(Error::kernel("have the table of regions be printed"))?;
+        register()?;
         *registered = true;
     }
     Ok(())

@@ -82,6 +82,14 @@ fn so_can_what_was_recorded_with_a_frequency() {
     written_is_read(&written);
 }
 
+#[test]
+fn no_file_is_put_where_code_without_a_file_is() {
+    let mut written = profile();
+    // Files that may be anywhere are put from this address on.
+    written.frames[3].address = (1 << 30) + 0x40;
+    written_is_read(&written);
+}
+
 fn written_is_read(written: &Profile) {
     let file = encode(std::slice::from_ref(written)).unwrap();
     assert!(is(&file));

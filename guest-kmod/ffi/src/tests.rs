@@ -8,23 +8,24 @@ use std::vec;
 use std::vec::Vec;
 
 use guest_kmod::LocalVcpu;
+use guest_kmod::perf::{EventAttr, EventConfig};
 use guest_kmod::policy::Rights;
 use guest_kmod::shown::Subject;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
-use shared_abi::Errno;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
 use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER};
 use shared_abi::ioctl::{
     Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, Sums,
 };
+use shared_abi::{CounterConfig, Errno};
 
-use crate::VcpuObject;
 use crate::cpu_wide::{
     perfctr_core_close_cpus, perfctr_core_owns_cpus, perfctr_core_request_of_cpus,
 };
+use crate::events::{perfctr_core_event_add, perfctr_core_event_open};
 use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
 use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
-use crate::on_vcpu::{OnThread, OnVcpuOrAsleep};
+use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::perfctr_core_restore_look;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
@@ -33,6 +34,12 @@ use crate::watch::{
     perfctr_core_stop_if_idle, perfctr_core_watch_end, perfctr_core_watch_join,
     perfctr_core_watch_leave,
 };
+use crate::{ThreadObject, VcpuObject};
+
+/// Branches retired in user mode.
+const BRANCHES_OF_USER: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
+/// `PERF_TYPE_RAW` of `linux/perf_event.h`.
+const TYPE_RAW: u32 = 4;
 
 /// Two users, which are enough for most tests.
 const ALICE: u32 = 1001;
@@ -510,6 +517,36 @@ fn control(counters: u32) -> Control {
         control.counter[0].evntsel = EVNTSEL_INSTRUCTIONS | EVNTSEL_USR | EVNTSEL_EN;
     }
     control
+}
+
+#[test]
+fn perfs_events_leave_the_present_thread_its_counters() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    let mut all = Control { counters: 4, ..Control::default() };
+    for (slot, counter) in (0..).zip(&mut all.counter[..4]) {
+        *counter = CounterConfig { slot, evntsel: BRANCHES_OF_USER, ..CounterConfig::default() };
+    }
+    // A threshold, which only a general counter has.
+    let config = EVNTSEL_INSTRUCTIONS | 1 << 24;
+    let attr = EventAttr { kind: TYPE_RAW, config, ..EventAttr::default() };
+    let (mut event, mut period) = (EventConfig::default(), 0);
+    assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
+    let add = |vcpu, thread: &Thread| {
+        guest.on(vcpu, |on| {
+            // SAFETY: only this thread uses the guest, so it has the only right to operate the
+            // counters. The type has only the reference.
+            let present = unsafe {
+                std::mem::transmute::<Option<&ThreadObject>, Present<'_>>(Some(thread.0))
+            };
+            perfctr_core_event_add(on, &event, present, false)
+        })
+    };
+    guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &all));
+    assert_eq!(add(1, &alice), Errno::AGAIN.to_return());
+    guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(1)));
+    assert_eq!(add(1, &alice), 0, "three of the four are free");
+    alice.end();
 }
 
 #[test]

@@ -20,6 +20,7 @@ use super::{EventAttr, EventConfig, Progress, Registers, fit};
 use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
 
 mod again;
+mod books;
 mod branches;
 
 const USER: u64 = EVNTSEL_USR;

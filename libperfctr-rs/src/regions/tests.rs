@@ -169,3 +169,18 @@ fn threads_have_rows_of_their_own_that_outlive_them() {
     assert_eq!(rows, [("ended", 1, 1, 1), ("ended", 2, 1, 0), ("inner", 1, 1, 0)]);
     assert!(table.to_string().contains("`ended` was started once in thread 1 and not stopped"));
 }
+
+#[test]
+fn the_table_is_printed_once_however_often_that_is_asked_for() {
+    let (registered, calls) = (Mutex::new(false), Cell::new(0));
+    let ask = |result: io::Result<()>| {
+        let result = once(&registered, || {
+            calls.set(calls.get() + 1);
+            result
+        });
+        (result.is_ok(), calls.get())
+    };
+    assert_eq!(ask(Err(io::ErrorKind::OutOfMemory.into())), (false, 1));
+    assert_eq!(ask(Ok(())), (true, 2), "the first time has failed");
+    assert_eq!(ask(Ok(())), (true, 2));
+}

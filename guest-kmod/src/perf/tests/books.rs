@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What perf's books have of an event, when perf stops or removes it.
+
+use super::*;
+use crate::local::LocalVcpu;
+use crate::perf::{EventTime, LocalEvents};
+use crate::testing::Local;
+
+impl LocalEvents for Local<'_> {
+    fn time(&mut self, _: u32, which: EventTime) -> u64 {
+        self.books.times[which as usize]
+    }
+
+    fn book_progress(&mut self, _: u32, progress: &Progress) {
+        self.books.progress.push(*progress);
+    }
+
+    fn book_stall(&mut self, _: u32, stalled: u64) {
+        self.books.stalls.push(stalled);
+    }
+
+    fn sample(&mut self, _: u32, _: Registers, _: &HvPlace, periods: u64) {
+        self.books.samples.push(periods);
+    }
+
+    fn report_later(&mut self) {
+        self.books.report_due = true;
+    }
+}
+
+#[test]
+fn a_removed_event_was_stalled_until_where_the_books_end() {
+    let machine = Machine::new();
+    let mut local = Local::new(&machine, 1001);
+    local.show_perfs(&Default::default()).unwrap();
+    for began in [1_000, 7_000] {
+        assert_eq!(machine.schedule(0, &[(event(0xc0, false), 0)]), [Ok(0)]);
+        machine.revoke(0);
+        machine.refuse(Some(Errno::PERM));
+        local.books.times = [500, began - 100, began];
+        local.continue_events(true, |local| local.with_cpu(|cpu| cpu.enable_events(None)));
+        machine.refuse(None);
+        local.books.times = [500, began + 400, began + 450];
+        local.remove_event(0, false, false).unwrap();
+        assert_eq!(local.books.stalls.split_off(0), [0, 400]);
+    }
+}
+
+#[test]
+fn an_event_that_overflows_just_before_it_is_stopped_is_in_its_next_period() {
+    let machine = Machine::new();
+    let mut local = Local::new(&machine, 1001);
+    local.show_perfs(&Default::default()).unwrap();
+    assert_eq!(machine.schedule(0, &[(event(0xc0, true), 1_000)]), [Ok(0)]);
+    for (more, samples) in [(1_300, 1), (2_400, 2)] {
+        machine.execute(0, more, 0);
+        local.stop_event(0, true);
+        let given = |(count, left)| Progress { count, left, stalled: 0 };
+        let left = 1_000 - more as i64;
+        let next = left + 1_000 * samples as i64;
+        assert_eq!(local.books.progress.split_off(0), [(more, left), (0, next)].map(given));
+        assert_eq!(local.books.samples.split_off(0), [samples]);
+        assert!(std::mem::take(&mut local.books.report_due));
+        local.with_cpu(|cpu| {
+            cpu.disable_events();
+            cpu.start_event(0, 1_000, 1_000);
+            cpu.enable_events(None);
+        });
+    }
+}
