@@ -113,7 +113,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
         let found = arch::probe(identity, self.pmu)?;
         self.driver.boot.agrees(identity)?;
         self.clear_readable()?;
-        let freezes = arch::keep_counting(self.pmu)?;
+        let freezes = arch::keep_counting(self.driver.registers.global.as_ref(), self.pmu)?;
         if let Some(branches) = &self.driver.registers.branches {
             self.pcpu.branch_control = branches.probe(self.pmu)?;
         }

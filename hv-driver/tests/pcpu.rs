@@ -241,6 +241,25 @@ fn an_interrupt_stops_no_counter_while_the_driver_has_the_pmu() {
 }
 
 #[test]
+fn counters_that_an_interrupt_has_frozen_go_on_when_the_driver_takes_the_pmu() {
+    // CTR_FRZ, beside the overflow of a counter.
+    const FROZEN: u64 = 1 << 59;
+    let version_4 = Identity { perfmon: [0x0730_0404, 0x44, 0, 0x603], ..NEHALEM };
+    let amd_version_2 = Identity { extended: 1 << 23, perfmon_amd: [1, 6], ..ZEN };
+    for (boot, status, acknowledge, all) in [
+        (version_4, GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x7_0000_000f),
+        (amd_version_2, 0xc000_0300, 0xc000_0302, 0x3f),
+    ] {
+        for (found, acknowledged) in [(FROZEN | 1, FROZEN), (1, all)] {
+            let (driver, mut pcpu, pmu) = (driver(&boot, false), Pcpu::new(), Memory::new());
+            pmu.held.borrow_mut().insert(status, found);
+            come_up(&driver, &mut pcpu, &boot, &pmu).unwrap();
+            assert_eq!(pmu.held(acknowledge), acknowledged, "the last one");
+        }
+    }
+}
+
+#[test]
 fn a_cpu_that_comes_back_has_forgotten_everything() {
     let (driver, mut pcpu, pmu) = (driver(&NEHALEM, false), Pcpu::new(), Memory::new());
     for _ in 0..2 {

@@ -7,6 +7,9 @@
  *   pmu-check --step    check the expected numbers themselves, by single-stepping each body
  *   pmu-check --interrupts
  *                       the same numbers where the CPU has pmu-tally=on,pmu-habits=interrupts
+ *   pmu-check --freezing
+ *                       check where counters stop when one interrupts, on a CPU that has
+ *                       pmu-habits=freeze
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -225,6 +228,15 @@ static void check_bodies(const char *how)
     printf("%s: done\n", how);
 }
 
+static void execute_on(int cpu)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof(set), &set);
+}
+
 /* A number of the emulator's tally: interrupts and exceptions outside CPL 0. */
 static uint64_t interrupts_of_user_mode(void)
 {
@@ -241,11 +253,8 @@ static uint64_t interrupts_of_user_mode(void)
 static void check_interrupts(void)
 {
     long between = 0, most = 0;
-    cpu_set_t set;
 
-    CPU_ZERO(&set);
-    CPU_SET(0, &set);
-    sched_setaffinity(0, sizeof(set), &set);
+    execute_on(0);
     for (unsigned b = 0; b < BODIES; b++) {
         long rounds = bodies[b].rounds, branches = BRANCHES(b, rounds);
 
@@ -662,6 +671,10 @@ static void check_branch_records(void)
     printf("branch records: %ld samples\n", samples);
 }
 
+/* Intel's registers, and a selector's value. */
+enum { PMC2 = 0xc3, PMC3 = 0xc4, SELECT2 = 0x188, SELECT3 = 0x189, DEBUGCTL = 0x1d9,
+       FIXED0 = 0x309, FIXED_CONTROL = 0x38d, STATUS = 0x38e, CONTROL = 0x38f, CLEAR = 0x390,
+       STATUS_SET = 0x391, COUNT_ALL = 0x4300c0 };
 static int msr_file;
 
 static long rdmsr(uint32_t msr)
@@ -676,18 +689,24 @@ static bool wrmsr(uint32_t msr, uint64_t val)
     return pwrite(msr_file, &val, sizeof(val), msr) == sizeof(val);
 }
 
+static void open_msrs(int cpu)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "/dev/cpu/%d/msr", cpu);
+    msr_file = open(name, O_RDWR);
+    if (msr_file < 0) {
+        die(name);
+    }
+}
+
 /* Checks Intel's registers on CPU 0. Perf has no event at this time, so they are ours. */
 static void check_msrs(void)
 {
-    enum { PMC3 = 0xc4, SELECT3 = 0x189, FIXED0 = 0x309, FIXED_CONTROL = 0x38d, STATUS = 0x38e,
-           CONTROL = 0x38f, CLEAR = 0x390, COUNT_ALL = 0x4300c0, THRESHOLD = 1 << 24 };
+    enum { THRESHOLD = 1 << 24 };
     long mask = (1l << (architectural_pmu() >> 16 & 0xff)) - 1;
-    cpu_set_t set;
 
-    CPU_ZERO(&set);
-    CPU_SET(0, &set);
-    sched_setaffinity(0, sizeof(set), &set);
-
+    execute_on(0);
     expect("msr", "PMU available", rdmsr(0x1a0) >> 7 & 1, 1);
     expect("msr", "reserved bit of a selector", wrmsr(SELECT3, 1l << 32), false);
     expect("msr", "reserved bit of the fixed control", wrmsr(FIXED_CONTROL, 1 << 12), false);
@@ -736,31 +755,81 @@ static bool has_branch_records(void)
     return (ecx >> 15 & 1) && (rdmsr(CAPABILITIES) & 0x3f) == WITH_FLAGS;
 }
 
+#define FROZEN (1l << 59) /* CTR_FRZ, in the status of version 4 */
+#define FREEZE (1l << 12) /* FREEZE_PERFMON_ON_PMI, in IA32_DEBUGCTL */
+
+/* Returns whether an interrupt freezes counters by the status, and not by the global control. */
+static bool freezes_by_status(void)
+{
+    return (architectural_pmu() & 0xff) >= 4;
+}
+
+/* Returns whether a counter counts the kernel's instructions, of which each reading has some. */
+static bool counts(uint32_t counter)
+{
+    long before = rdmsr(counter);
+
+    return rdmsr(counter) != before;
+}
+
+/* Checks that frozen counters go on when software clears the bit, and stop when it sets the bit. */
+static void check_thawing(void)
+{
+    static const uint32_t counters[] = { PMC2, PMC3, FIXED0 };
+    long enabled = rdmsr(CONTROL);
+
+    for (int again = 0; again < 2; again++) {
+        wrmsr(CONTROL, enabled);
+        for (int i = 0; i < 3; i++) {
+            expect("freezing msr", "enabling does not thaw", counts(counters[i]), false);
+        }
+        expect("freezing msr", "clear", wrmsr(CLEAR, FROZEN), true);
+        expect("freezing msr", "thawed", rdmsr(STATUS) & FROZEN, 0);
+        for (int i = 0; i < 3; i++) {
+            expect("freezing msr", "counts again", counts(counters[i]), true);
+        }
+        expect("freezing msr", "set", wrmsr(STATUS_SET, FROZEN), true);
+        expect("freezing msr", "frozen by software", rdmsr(STATUS) & FROZEN, FROZEN);
+    }
+    wrmsr(CLEAR, FROZEN);
+}
+
 /*
- * Checks on CPU 0, where perf has no event, that an overflow's interrupt stops all counters if
+ * Checks on one CPU, where perf has no event, that an overflow's interrupt stops all counters if
  * IA32_DEBUGCTL says so. Linux finds no reason for the interrupt, says so, and touches no counter.
  */
 static void check_freezing(void)
 {
-    enum { DEBUGCTL = 0x1d9, FREEZE = 1 << 12, PMC2 = 0xc3, PMC3 = 0xc4, SELECT2 = 0x188,
-           SELECT3 = 0x189, CONTROL = 0x38f, CLEAR = 0x390, COUNT_ALL = 0x4300c0,
-           INTERRUPT = 1 << 20, BEFORE = 1 << 20 };
+    enum { INTERRUPT = 1 << 20, BOTH_RINGS = 3, BEFORE = 1 << 20 };
+    const long counters = 0xc | 1l << 32;
+    bool by_status = freezes_by_status();
 
+    expect("freezing msr", "only version 4 has the bit", wrmsr(CLEAR, FROZEN), by_status);
     for (int freezes = 1; freezes >= 0; freezes--) {
         wrmsr(CONTROL, 0);
         wrmsr(DEBUGCTL, freezes ? FREEZE : 0);
         expect("freezing msr", "bit", rdmsr(DEBUGCTL) & FREEZE, freezes ? FREEZE : 0);
         wrmsr(PMC2, 0);
         wrmsr(PMC3, -BEFORE);
+        wrmsr(FIXED0, 0);
         wrmsr(SELECT2, COUNT_ALL);
         wrmsr(SELECT3, COUNT_ALL | INTERRUPT);
-        wrmsr(CONTROL, 0xc);
+        wrmsr(FIXED_CONTROL, BOTH_RINGS);
+        wrmsr(CONTROL, counters);
         body_loop(BEFORE);
-        expect("freezing msr", "counters enabled", rdmsr(CONTROL), freezes ? 0 : 0xc);
+        expect("freezing msr", "counters enabled", rdmsr(CONTROL),
+               freezes && !by_status ? 0 : counters);
+        expect("freezing msr", "frozen", rdmsr(STATUS) & FROZEN,
+               freezes && by_status ? FROZEN : 0);
         expect("freezing msr", "counts after its overflow", rdmsr(PMC3) != 0, !freezes);
         expect("freezing msr", "another one counts, too", rdmsr(PMC2) != BEFORE, !freezes);
+        expect("freezing msr", "a fixed one counts, too", rdmsr(FIXED0) != BEFORE, !freezes);
+        if (freezes && by_status) {
+            check_thawing();
+        }
         wrmsr(SELECT2, 0);
         wrmsr(SELECT3, 0);
+        wrmsr(FIXED_CONTROL, 0);
         wrmsr(CLEAR, 0xc);
     }
     wrmsr(DEBUGCTL, 0);
@@ -768,12 +837,32 @@ static void check_freezing(void)
     printf("freezing msr: done\n");
 }
 
+/* Checks each CPU as the firmware has left it, and leaves it with counters that do not freeze. */
+static void check_firmware_that_freezes(void)
+{
+    int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    for (int cpu = 0; cpu < cpus; cpu++) {
+        execute_on(cpu);
+        open_msrs(cpu);
+        expect("firmware", "freezes counters", rdmsr(DEBUGCTL) & FREEZE, FREEZE);
+        expect("firmware", "has left them frozen", rdmsr(STATUS) & FROZEN,
+               freezes_by_status() ? FROZEN : 0);
+        wrmsr(CONTROL, 0xf);
+        wrmsr(SELECT2, COUNT_ALL);
+        expect("firmware", "counters count", counts(PMC2), !freezes_by_status());
+        wrmsr(SELECT2, 0);
+        check_freezing();
+        close(msr_file);
+    }
+}
+
 /* Checks the registers of branch records on CPU 0, where perf has no event. */
 static void check_branch_msrs(void)
 {
-    enum { DEBUGCTL = 0x1d9, SELECT = 0x1c8, TOS = 0x1c9, FROM = 0x680, TO = 0x6c0,
-           CAPABILITIES = 0x345, NOT_RING_0 = 1, NOT_OTHERS = 2, INDIRECT_JUMPS = 1 << 6,
-           FAR = 1 << 8, ALL_KINDS = 0x1fc };
+    enum { SELECT = 0x1c8, TOS = 0x1c9, FROM = 0x680, TO = 0x6c0, CAPABILITIES = 0x345,
+           NOT_RING_0 = 1, NOT_OTHERS = 2, INDIRECT_JUMPS = 1 << 6, FAR = 1 << 8,
+           ALL_KINDS = 0x1fc };
     int kernel = 0, entries = 0, exits = 0, latest;
 
     expect("branch msr", "capabilities are read-only", wrmsr(CAPABILITIES, 3), false);
@@ -972,10 +1061,7 @@ static void check_guest(void)
     check_bodies_in_a_storm();
     check_rdpmc_faults();
     if (counters_start_together()) {
-        msr_file = open("/dev/cpu/0/msr", O_RDWR);
-        if (msr_file < 0) {
-            die("/dev/cpu/0/msr");
-        }
+        open_msrs(0);
         check_msrs();
         if (has_branch_records()) {
             check_freezing();
@@ -1001,6 +1087,8 @@ int main(int argc, char **argv)
         }
     } else if (argc > 1 && !strcmp(argv[1], "--interrupts")) {
         check_interrupts();
+    } else if (argc > 1 && !strcmp(argv[1], "--freezing")) {
+        check_firmware_that_freezes();
     } else {
         check_guest();
     }

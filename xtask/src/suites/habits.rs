@@ -30,7 +30,7 @@ const SURPLUS_MAX: i64 = 1_000;
 /// The command that measures the processor, and prints its findings.
 const SELFTEST: &str = "/work/perfctr selftest --json";
 
-/// Boots two machines, which together have all habits. The long tier boots five more, of which two
+/// Boots two machines, which together have all habits. The long tier boots six more, of which two
 /// are hosts of KVM.
 pub fn run(report: &mut Report) -> Result<()> {
     unknown(report)?;
@@ -48,6 +48,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     });
     interrupts(report)?;
     moved(report)?;
+    frozen(report)?;
     entries(report)
 }
 
@@ -67,6 +68,8 @@ fn unknown(report: &mut Report) -> Result<()> {
         ("Nehalem", "interrupts+vmrun", "vmrun needs an AMD processor with pmu"),
         ("EPYC", "latched+freeze", "freeze needs an Intel processor with pmu"),
         ("Nehalem", "freeze+latched", "latched needs an AMD processor with pmu"),
+        ("Nehalem,pmu-version=5", "freeze", "pmu-version has to be from 2 to 4"),
+        ("Nehalem,pmu-version=4,pmu-lbr=on", "freeze", "with pmu of version 2 or 3"),
         ("EPYC", "skid:0", "skid has to be from 1 to 1000000"),
         ("EPYC", "skid:1-1000001", "skid has to be from 1 to 1000000"),
         ("EPYC", "skid:1-", "skid has to be from 1 to 1000000"),
@@ -190,6 +193,21 @@ fn moved(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Checks a PV guest on CPUs of version 4, whose firmware has left the counters frozen, and has set
+/// the CPUs to freeze them at each interrupt.
+fn frozen(report: &mut Report) -> Result<()> {
+    let mut spec = counting("pv", "on", "freeze", SAMPLE)?;
+    spec.topology.cpu.push_str(",pmu-version=4");
+    let outcome = machine::run(&spec)?;
+    let counts = counts(&outcome)?;
+    report.test("a PV guest's counts are exact where the firmware has frozen the counters", || {
+        ensure!(counts.iter().all(Count::is_exact), "{counts:?}");
+        Ok(())
+    });
+    every_sample(report, "formerly frozen PV", &outcome);
+    Ok(())
+}
+
 /// Checks guests of KVM where VMRUN retires in the mode that it enters.
 fn entries(report: &mut Report) -> Result<()> {
     corrected(report)?;
@@ -213,9 +231,7 @@ fn corrected(report: &mut Report) -> Result<()> {
     finds(report, "guest of KVM whose host takes entries back", &outcome, &[], &["spurious"]);
     let counts = counts(&outcome)?;
     report.test("entries into KVM's guest are taken back where the host says so", || {
-        let exact =
-            |count: &Count| (count.instructions, count.branches) == (INSTRUCTIONS, BRANCHES);
-        ensure!(counts.iter().all(exact), "{counts:?}");
+        ensure!(counts.iter().all(Count::is_exact), "{counts:?}");
         Ok(())
     });
     every_sample(report, "KVM", &outcome);
@@ -337,6 +353,12 @@ fn finds(report: &mut Report, kind: &str, outcome: &Outcome, habits: &[&str], un
 struct Count {
     instructions: u64,
     branches: u64,
+}
+
+impl Count {
+    fn is_exact(&self) -> bool {
+        (self.instructions, self.branches) == (INSTRUCTIONS, BRANCHES)
+    }
 }
 
 /// Returns what perf has counted in each run.

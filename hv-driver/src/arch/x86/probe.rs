@@ -9,7 +9,7 @@ use shared_abi::PmuCaps;
 use shared_abi::slot::slots_of;
 
 use super::selectors::{FIXED_BITS, FIXED_USR};
-use super::{DEBUGCTL, Identity, Refusal, Registers, global_bits};
+use super::{DEBUGCTL, Global, Identity, Refusal, Registers, global_bits};
 use crate::hal::{Pmu, Probe};
 
 /// Values that a counter has to keep: a write of 32 bits extends bit 31.
@@ -18,6 +18,9 @@ const PATTERN: u64 = 0x5a69_3c78;
 const STOPPED: u64 = 0xc0;
 /// DEBUGCTL: the interrupt of a counter stops all counters (FREEZE_PERFMON_ON_PMI).
 const DEBUGCTL_FREEZE: u64 = 1 << 12;
+/// The status of all counters: they stand still until the bit is cleared (CTR_FRZ). It is 0 on CPUs
+/// without such a bit.
+const STATUS_FROZEN: u64 = 1 << 59;
 
 /// Tries all registers of the CPU that executes this, whose identity is `cpuid`.
 ///
@@ -43,22 +46,30 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
     Ok(found)
 }
 
-/// Makes sure that no counter stops because another one interrupts, and returns whether the CPU
-/// was set to stop all of them.
+/// Makes sure that no counter stands still because another one interrupts or has interrupted, and
+/// returns whether the CPU was set to stop all of them.
 ///
 /// One bit of [`DEBUGCTL`] asks for this stop. When a counter interrupts, older CPUs clear the
 /// register that enables counters, and newer ones set a bit of the status. The counters would then
-/// stand still until the driver stops or starts some counter on this CPU.
+/// stand still until the driver stops or starts some counter on this CPU, or acknowledges the bit.
+/// That bit may already be set. Then it is cleared last, since an interrupt may still have been on
+/// its way.
 ///
 /// # Errors
 ///
-/// Names the register if the bit cannot be cleared.
-pub(crate) fn keep_counting(pmu: &impl Probe) -> Result<bool, Refusal> {
+/// Names the register if a bit cannot be cleared.
+pub(crate) fn keep_counting(global: Option<&Global>, pmu: &impl Probe) -> Result<bool, Refusal> {
     // CPUs without the register have no such bit.
     let control = pmu.try_read_register(DEBUGCTL).unwrap_or(0);
     let freezes = control & DEBUGCTL_FREEZE != 0;
     if freezes {
         keeps(pmu, DEBUGCTL, &[control & !DEBUGCTL_FREEZE])?;
+    }
+    if let Some(global) = global {
+        let frozen = pmu.try_read_register(global.status).unwrap_or(0) & STATUS_FROZEN;
+        if frozen != 0 {
+            demand(pmu.try_write_register(global.acknowledge, frozen), global.acknowledge)?;
+        }
     }
     Ok(freezes)
 }

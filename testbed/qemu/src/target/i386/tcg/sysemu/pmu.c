@@ -2,7 +2,7 @@
 /*
  * Performance monitoring unit of the emulated processor: registers, counters, overflow.
  *
- * Intel: architectural performance monitoring version 2 or 3 (SDM volume 3, chapter "Performance
+ * Intel: architectural performance monitoring versions 2 to 4 (SDM volume 3, chapter "Performance
  * Monitoring"), and Nehalem's branch records (chapter "Debug, Branch Profile, TSC"). AMD: the four
  * K7-style counters, the six of the core extension, and version 2 with its global registers (APM
  * volume 2, "Performance Monitoring Counters").
@@ -57,7 +57,10 @@
 
 #define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
                           ((1ull << INTEL_COUNTERS) - 1))
+#define GLOBAL_FROZEN    (1ull << 59) /* CTR_FRZ in the status: no counter counts */
 #define GLOBAL_CLEARABLE (GLOBAL_COUNTERS | 3ull << 62)
+#define GLOBAL_SETTABLE  (GLOBAL_COUNTERS | GLOBAL_FROZEN | 1ull << 62)
+#define GLOBAL_STATUS_SET 0x391
 
 #define DEBUGCTL         0x1d9
 #define DEBUGCTL_LBR     1
@@ -80,7 +83,7 @@
 #define HABIT_VMRUN      1u /* VMRUN retires in the mode that it enters */
 #define HABIT_INTERRUPTS 2u /* one instruction more for each interrupt and exception */
 #define HABIT_LATCHED    4u /* counters that overflow together interrupt by two NMIs */
-#define HABIT_FREEZE     8u /* the firmware has left DEBUGCTL_FREEZE_COUNTERS set */
+#define HABIT_FREEZE     8u /* the firmware has left DEBUGCTL_FREEZE_COUNTERS set: pmu_reset() */
 #define DELAY_MAX        1000000 /* instructions */
 #define OVERFLOWED       0 /* pmu_late of the interrupt of an overflow */
 #define SPURIOUS         1 /* of another one, for which there is no reason */
@@ -165,6 +168,21 @@ static bool has_any_thread(CPUX86State *env)
     return env_archcpu(env)->pmu_version >= 3;
 }
 
+/*
+ * Version 4 freezes counters by GLOBAL_FROZEN, which software can also set. Before, freezing clears
+ * the register that enables counters.
+ */
+static bool has_frozen_bit(CPUX86State *env)
+{
+    return env_archcpu(env)->pmu_version >= 4;
+}
+
+/* The bits of the counters that count if their own selectors say so. */
+static uint64_t globally_enabled(CPUX86State *env)
+{
+    return env->msr_global_status & GLOBAL_FROZEN ? 0 : env->msr_global_ctrl;
+}
+
 static const PMUEvent *intel_event(uint32_t select)
 {
     switch (select & EVNTSEL_EVENT) {
@@ -226,7 +244,7 @@ static PMUCounter general_counter(CPUX86State *env, int i)
     bool enabled = select & EVNTSEL_EN;
 
     if (has_globals(env)) {
-        enabled &= env->msr_global_ctrl >> c.status_bit;
+        enabled &= globally_enabled(env) >> c.status_bit;
     }
     if (is_amd(env)) {
         enabled &= counts_in_world(env, select);
@@ -249,7 +267,7 @@ static PMUCounter fixed_counter(CPUX86State *env, int i)
         .status_bit = FIXED_BIT + i,
     };
 
-    if (env->msr_global_ctrl >> c.status_bit & 1) {
+    if (globally_enabled(env) >> c.status_bit & 1) {
         c.event = events[i];
     }
     return c;
@@ -297,7 +315,11 @@ static void deliver_interrupt(CPUX86State *env)
         env->pmu_debugctl &= ~DEBUGCTL_LBR;
     }
     if (env->pmu_debugctl & DEBUGCTL_FREEZE_COUNTERS) {
-        env->msr_global_ctrl = 0;
+        if (has_frozen_bit(env)) {
+            env->msr_global_status |= GLOBAL_FROZEN;
+        } else {
+            env->msr_global_ctrl = 0;
+        }
     }
     send_interrupt(env);
 }
@@ -667,8 +689,8 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
 {
     CPUX86State *env = &cpu->env;
 
-    if (cpu->pmu_version < 2 || cpu->pmu_version > 3) {
-        error_setg(errp, "pmu-version has to be 2 or 3");
+    if (cpu->pmu_version < 2 || cpu->pmu_version > 4) {
+        error_setg(errp, "pmu-version has to be from 2 to 4");
         return false;
     }
     if (cpu->pmu_width < 32 || cpu->pmu_width > 48) {
@@ -685,8 +707,8 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         }
         env->cpuid_xlevel = MAX(env->cpuid_xlevel, V2_CPUID);
     }
-    if (cpu->has_pmu_lbr && !is_intel(env)) {
-        error_setg(errp, "pmu-lbr needs an Intel processor with pmu");
+    if (cpu->has_pmu_lbr && (!is_intel(env) || has_frozen_bit(env))) {
+        error_setg(errp, "pmu-lbr needs an Intel processor with pmu of version 2 or 3");
         return false;
     }
     return read_habits(cpu, errp);
@@ -706,7 +728,12 @@ void pmu_reset(X86CPU *cpu)
         env->msr_global_ctrl = (1ull << general_counters(env)) - 1;
     }
     env->pmu_capabilities = cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0;
-    env->pmu_debugctl = cpu->pmu_habits & HABIT_FREEZE ? DEBUGCTL_FREEZE_COUNTERS : 0;
+    env->pmu_debugctl = 0;
+    if (cpu->pmu_habits & HABIT_FREEZE) {
+        env->pmu_debugctl = DEBUGCTL_FREEZE_COUNTERS;
+        /* A counter of the firmware's has interrupted, and nobody has cleared the bit. */
+        env->msr_global_status = has_frozen_bit(env) ? GLOBAL_FROZEN : 0;
+    }
     env->pmu_random = CPU(cpu)->cpu_index; /* the same in each run, and different CPUs' differ */
     pmu_load(env);
 }
@@ -814,8 +841,11 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
             *writable = 0;
             return &env->msr_global_status;
         case MSR_CORE_PERF_GLOBAL_OVF_CTRL:
-            *writable = GLOBAL_CLEARABLE;
+            *writable = GLOBAL_CLEARABLE | (has_frozen_bit(env) ? GLOBAL_FROZEN : 0);
             return &env->msr_global_ovf_ctrl;
+        case GLOBAL_STATUS_SET:
+            *writable = GLOBAL_SETTABLE;
+            return has_frozen_bit(env) ? &env->msr_global_ovf_ctrl : NULL;
         case MSR_IA32_PERF_CAPABILITIES:
             *writable = 0;
             return has_capabilities(env_archcpu(env)) ? &env->pmu_capabilities : NULL;
@@ -860,7 +890,7 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     env->pmu_tally.msr_writes++;
     if (reg == &env->msr_global_ovf_ctrl) {
         env->msr_global_status &= ~val;
-        env->msr_global_status |= msr == V2_STATUS_SET ? val : 0;
+        env->msr_global_status |= msr == V2_STATUS_SET || msr == GLOBAL_STATUS_SET ? val : 0;
     } else if (reg >= env->msr_gp_counters && reg < env->msr_gp_counters + MAX_GENERAL) {
         *reg = (is_intel(env) ? sextract64(val, 0, 32) : val) & width_mask(env);
     } else if (reg == &env->pmu_debugctl) {
