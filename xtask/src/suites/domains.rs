@@ -51,24 +51,34 @@ struct Count {
     deviation: i64,
 }
 
-/// Boots two machines. The long tier boots two more, on CPUs that count VMRUN in the guest.
-pub fn run(report: &mut Report) -> Result<()> {
-    let is_long = report.volume == Volume::Long;
-    compare(report, is_long, false)?;
-    if is_long {
-        compare(report, false, true)?;
-    }
-    Ok(())
+/// What is compared.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    /// Whether there are more programs than [`COMMANDS`].
+    more_programs: bool,
+    /// Whether there is an HVM domain, too.
+    hvm: bool,
+    /// Whether the CPUs count VMRUN in the guest, and the hypervisor knows it.
+    counts_entries: bool,
 }
 
-/// Compares the counts in domains with those on Linux alone. `is_long` adds programs and a kind of
-/// domain. With `counts_entries` the CPUs count VMRUN in the guest, and the hypervisor knows it.
-fn compare(report: &mut Report, is_long: bool, counts_entries: bool) -> Result<()> {
-    let where_counted = if counts_entries { " where VMRUN is counted" } else { "" };
-    let kinds = &KINDS[..if is_long { KINDS.len() } else { 2 }];
-    let commands = if is_long { every_command() } else { COMMANDS.to_owned() };
+/// Boots two machines. The long tier boots two more, on CPUs that count VMRUN in the guest.
+pub fn run(report: &mut Report) -> Result<()> {
+    if report.volume == Volume::Usual {
+        return compare(report, Extent::default());
+    }
+    let hvm = Extent { hvm: true, ..Extent::default() };
+    compare(report, Extent { more_programs: true, ..hvm })?;
+    compare(report, Extent { counts_entries: true, ..hvm })
+}
+
+/// Compares the counts in domains with those on Linux alone.
+fn compare(report: &mut Report, extent: Extent) -> Result<()> {
+    let where_counted = if extent.counts_entries { " where VMRUN is counted" } else { "" };
+    let kinds = &KINDS[..if extent.hvm { KINDS.len() } else { 2 }];
+    let commands = if extent.more_programs { every_command() } else { COMMANDS.to_owned() };
     let dir = programs::files(&commands)?;
-    let domains = machine(&dir, is_long, counts_entries)?;
+    let domains = machine(&dir, extent)?;
     let mut alone = programs::machine("native", "", &dir)?;
     // The bare machine has as many CPUs as a domain, since the C library asks the CPU for their
     // number, and programs ask the kernel.
@@ -80,7 +90,7 @@ fn compare(report: &mut Report, is_long: bool, counts_entries: bool) -> Result<(
     let outcome = report.program_outcome(domains, "domains")?;
     let printed = String::from_utf8_lossy(&outcome.stdout).into_owned();
     let mut counts = counts(&printed, &truth)?;
-    if counts_entries {
+    if extent.counts_entries {
         // It is unknown how many cycles VMRUN takes in the guest, so the driver does not correct
         // them.
         let (cycles, others) = counts.into_iter().partition(|count| count.event == CYCLES);
@@ -138,11 +148,12 @@ fn every_command() -> String {
     COMMANDS.lines().chain(more).map(|command| format!("{command}\n")).collect()
 }
 
-/// Describes a machine with a domain of each kind. Without the long tier it has no HVM domain, and
-/// nothing that only the other programs need.
-fn machine(dir: &Path, is_long: bool, counts_entries: bool) -> Result<Spec> {
+/// Describes a machine with a domain of each kind. It has nothing that only other programs or
+/// another kind would need.
+fn machine(dir: &Path, extent: Extent) -> Result<Spec> {
+    let Extent { more_programs, hvm, counts_entries } = extent;
     let mut command = vec!["/work/domains", "control", "/work/commands"];
-    command.extend(is_long.then_some("--hvm"));
+    command.extend(hvm.then_some("--hvm"));
     let (driver, habits) =
         if counts_entries { ("all,entries=counted", ",pmu-habits=vmrun") } else { ("all", "") };
     let mut spec = Spec::new("pv-amd", command)?.driver(driver)?;
@@ -151,11 +162,11 @@ fn machine(dir: &Path, is_long: bool, counts_entries: bool) -> Result<Spec> {
     spec.topology.memory_mib += 1024;
     spec.copy.push(dir.to_owned());
     let mut trees = vec![(String::new(), rootfs::tenant()?), ("work".to_owned(), dir.to_owned())];
-    if is_long {
+    if more_programs {
         trees.push((String::new(), rootfs::programs()?));
     }
     tenants::add_tenant(&mut spec, "domains", &trees)?;
-    if is_long {
+    if hvm {
         tenants::add_device_model(&mut spec)?;
         spec.timeout *= 6;
         spec.topology.memory_mib += 512;

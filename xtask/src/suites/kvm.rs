@@ -13,7 +13,7 @@ use crate::suites::report::{Report, all, console_says};
 use crate::tools::cache;
 
 /// Linux' message when no handler claims an NMI.
-const UNKNOWN_NMI: &str = "NMI received for unknown reason";
+pub const UNKNOWN_NMI: &str = "NMI received for unknown reason";
 
 /// Tests what a guest counts and samples, and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {

@@ -155,6 +155,23 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     Ok(spec)
 }
 
+/// Describes a run of a program in a tenant of this kind (`pvh` or `hvm`), beside a control domain
+/// that sleeps. The tenant has these files or directories, as (path in the tenant, path here).
+pub fn inside(kind: &str, program: &str, files: &[(String, PathBuf)]) -> Result<Spec> {
+    let command = ["/work/tenants", "bench", "--kind", kind, "--memory-mib", "512", "2", program];
+    let mut spec = Spec::new("pvh", command)?.driver("all")?;
+    spec.module = false;
+    spec.topology.memory_mib += 512;
+    spec.timeout = Duration::from_secs(1_800);
+    spec.add_program("vm-tests", "tenants")?;
+    add_tenant(&mut spec, "tenants", files)?;
+    if kind == "hvm" {
+        add_device_model(&mut spec)?;
+        spec.timeout *= 2;
+    }
+    Ok(spec)
+}
+
 /// Describes the demo's run: a PVH tenant, or an HVM one, counts and samples beside the control
 /// domain, compares with the truth, and leaves a report.
 pub fn demo(topology: &str, hvm: bool) -> Result<Spec> {

@@ -33,8 +33,14 @@ struct Seen {
     is_late: bool,
 }
 
-/// Samples while the vCPUs are moved.
-pub fn run(report: &mut Report, options: &Options, host: &dyn Host, cpus: &[usize]) -> Result<()> {
+/// Samples while the vCPUs are moved, by the host if this guest can ask it. Otherwise somebody else
+/// moves them.
+pub fn run(
+    report: &mut Report,
+    options: &Options,
+    host: Option<&dyn Host>,
+    cpus: &[usize],
+) -> Result<()> {
     let constants = &Constants::find()?;
     let before = ModuleStats::read()?;
     let gate = &Barrier::new(cpus.len());
@@ -42,7 +48,9 @@ pub fn run(report: &mut Report, options: &Options, host: &dyn Host, cpus: &[usiz
     let seen: Vec<Seen> = thread::scope(|scope| {
         let sample = move |cpu| or_exit(cpu, sample(cpu, options, constants, gate));
         let threads: Vec<_> = cpus.iter().map(|&cpu| scope.spawn(move || sample(cpu))).collect();
-        scope.spawn(|| disturb::vcpus(host, cpus, options.pcpus, options.seed, stop));
+        if let Some(host) = host {
+            scope.spawn(move || disturb::vcpus(host, cpus, options.pcpus, options.seed, stop));
+        }
         let seen = threads.into_iter().map(|thread| thread.join().expect("no thread panics"));
         let seen = seen.collect();
         stop.store(true, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests sampling: threads sample themselves, each with its own period, while threads and vCPUs are
-//! moved. Every overflow is compared with the thread's count.
+//! moved. Every overflow is compared with the thread's count. Some of these tests can also be made
+//! in a tenant of Xen.
 
 mod competition;
 mod cost;
@@ -10,6 +11,7 @@ mod pending;
 mod records;
 mod report;
 mod storm;
+mod tenant;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,6 +24,7 @@ use vm_tests::region;
 use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::cpus;
+use vm_tests::toolstack::Kind;
 
 use competition::{RESUMES_MIN, RETURNS_MIN};
 use report::Report;
@@ -60,6 +63,13 @@ struct Options {
     /// Only test ends in the middle of sampling.
     #[arg(long)]
     ends: bool,
+    /// Test in a tenant of this kind, which this creates: what `--late` tests, or else what
+    /// `--records` does.
+    #[arg(long, value_name = "KIND")]
+    in_tenant: Option<Kind>,
+    /// Do so in this domain, which is the tenant and executes this as its first program.
+    #[arg(long, hide = true)]
+    tenant: bool,
     /// What to do as a child process of this program.
     #[arg(long, hide = true)]
     child: Option<ends::Child>,
@@ -69,6 +79,12 @@ fn main() -> Result<ExitCode> {
     let options = Options::parse();
     if let Some(child) = options.child {
         return child.run();
+    }
+    if options.tenant {
+        return tenant::run(&options);
+    }
+    if let Some(kind) = options.in_tenant {
+        return tenant::control(kind, &options);
     }
     let host = &*host()?;
     // A process without other threads is stepped.
@@ -85,7 +101,7 @@ fn main() -> Result<ExitCode> {
             report.check(name, test());
         }
     } else if options.late {
-        late::run(&mut report, &options, host, &cpus)?;
+        late::run(&mut report, &options, Some(host), &cpus)?;
     } else if options.pending {
         pending(&mut report, &options, host, &cpus)?;
     } else if options.hotplug {

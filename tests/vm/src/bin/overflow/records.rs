@@ -38,6 +38,7 @@ pub const TESTS: &[Test] = &[
     ("each record is where its period ends, with its callers", places),
     ("a ring that is full loses records, and no counts", full),
     ("each counter has its records", counters),
+    ("counters that overflow together have their records", together),
     ("a ring can be polled, and ends with its thread", polled),
     ("a consumer may say what it likes", hostile_consumer),
     ("a frame pointer may be anything", hostile_frames),
@@ -155,9 +156,16 @@ fn full() -> Result<()> {
 }
 
 fn counters() -> Result<()> {
-    const OTHER: u64 = 7_001;
+    each_has_its_own([BRANCHES.every(7_001), INSTRUCTIONS.every(PERIOD)])
+}
+
+/// Checks counters of the same event and period, which overflow at the same instructions.
+fn together() -> Result<()> {
+    each_has_its_own([INSTRUCTIONS.every(PERIOD); 2])
+}
+
+fn each_has_its_own(events: [Event; 2]) -> Result<()> {
     let (mut session, mut records) = open(1_000, 0)?;
-    let events = [BRANCHES.every(OTHER), INSTRUCTIONS.every(PERIOD)];
     session.start_recording(&events)?;
     DESCENT.execute();
     session.stop()?;
@@ -167,7 +175,8 @@ fn counters() -> Result<()> {
     session.stop()?;
     let counts = session.read::<2>()?.counts;
     let taken = all(&mut records)?;
-    for (counter, (count, period)) in counts.into_iter().zip([OTHER, PERIOD]).enumerate() {
+    for (counter, (count, event)) in counts.into_iter().zip(events).enumerate() {
+        let period = event.period();
         let own = taken.iter().filter(|record| record.counter == counter);
         let expected = (1..=count / period).map(|n| n * period);
         let passed: Vec<u64> = own.map(|record| record.count).collect();

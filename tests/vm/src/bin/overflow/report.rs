@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use perfctr::Session;
 use serde_json::{Map, Value};
 use shared_abi::sync::Ordering::Relaxed;
@@ -38,6 +38,12 @@ impl Report {
     /// Returns whether nothing is wrong.
     pub fn ok(&self) -> bool {
         self.failed.is_empty() && !self.passed.is_empty()
+    }
+
+    /// Returns an error that names each condition that does not hold.
+    pub fn verdict(&self) -> Result<()> {
+        ensure!(self.ok(), "{}", self.failed.join("; "));
+        Ok(())
     }
 
     /// Sets a value.

@@ -57,7 +57,7 @@ enum Role {
         #[command(flatten)]
         options: demo::Options,
     },
-    /// Creates a PVH tenant in which a program measures what something costs.
+    /// Creates a tenant that executes a program, such as one that measures what something costs.
     Bench(bench::Options),
     /// Counts in a guest of KVM, which has no other domain to talk to.
     KvmDemo(demo::Options),
