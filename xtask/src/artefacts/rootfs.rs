@@ -26,7 +26,6 @@ const PACKAGES: &[&str] = &[
     "dash",
     "debianutils",
     "diffutils",
-    "file",
     "findutils",
     "gawk",
     "grep",
