@@ -19,11 +19,9 @@ use vm_tests::sampled;
 use vm_tests::stats::until_threads;
 use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 
+use crate::Test;
 use crate::competition::end_while_sampling;
 use crate::report::throttled;
-
-/// A named test.
-type Test = (&'static str, fn() -> Result<()>);
 
 /// The tests of this module. The first one reloads the kernel's module, so this process must not
 /// have had a session before.

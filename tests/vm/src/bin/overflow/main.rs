@@ -29,6 +29,9 @@ use vm_tests::toolstack::Kind;
 use competition::{RESUMES_MIN, RETURNS_MIN};
 use report::Report;
 
+/// A test with its name.
+type Test = (&'static str, fn() -> Result<()>);
+
 /// Compares overflows with counts under competition and migration.
 #[derive(Debug, Parser)]
 struct Options {

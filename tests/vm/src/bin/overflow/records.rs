@@ -17,6 +17,8 @@ use vm_tests::region::FreshPages;
 use vm_tests::rng::Rng;
 use vm_tests::users::{Child, NOBODY, admit, become_user};
 
+use crate::Test;
+
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
 const PERIOD: u64 = 10_007;
@@ -29,9 +31,6 @@ const NOW: Duration = Duration::ZERO;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The most instructions between a start and what is executed after it.
 const BEFORE_MAX: u64 = 4_000;
-
-/// A named test.
-type Test = (&'static str, fn() -> Result<()>);
 
 /// The tests of this module.
 pub const TESTS: &[Test] = &[

@@ -12,7 +12,7 @@ use vm_tests::toolstack::{Kind, Tsc, Wanted, live, mount_statistics};
 use vm_tests::{module, region, sampled};
 
 use crate::report::Report;
-use crate::{Options, late, records};
+use crate::{Options, Test, late, records};
 
 /// The tenant's vCPUs.
 const VCPUS: usize = 2;
@@ -25,12 +25,12 @@ const POLL: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// The test on CPUs whose interrupts of overflows come late.
-const LATE: &[(&str, fn() -> Result<()>)] =
-    &[("each late overflow is told before the next one, and counts are exact", late_overflows)];
+const LATE: [Test; 1] =
+    [("each late overflow is reported before the next one, and counts are exact", late_overflows)];
 
 /// Returns the tests that these options choose. They execute while the vCPUs are moved.
 fn tests(options: &Options) -> Tests<fn() -> Result<()>> {
-    let moved = if options.late { LATE } else { records::TESTS };
+    let moved = if options.late { &LATE } else { records::TESTS };
     Tests { at_rest: &[], moved, saved: &[] }
 }
 
