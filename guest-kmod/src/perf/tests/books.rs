@@ -32,8 +32,8 @@ impl LocalEvents for Local<'_> {
 fn a_removed_event_was_stalled_until_where_the_books_end() {
     let machine = Machine::new();
     let mut local = Local::new(&machine, 1001);
-    local.show_perfs(&Default::default()).unwrap();
     for began in [1_000, 7_000] {
+        local.show_perfs(&Default::default()).unwrap();
         assert_eq!(machine.schedule(0, &[(event(0xc0, false), 0)]), [Ok(0)]);
         machine.revoke(0);
         machine.refuse(Some(Errno::PERM));
