@@ -17,6 +17,7 @@ use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER};
 use shared_abi::ioctl::{
     Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, Sums,
 };
+use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
 use shared_abi::{CounterConfig, Errno};
 
 use crate::cpu_wide::{
@@ -542,6 +543,10 @@ fn perfs_events_leave_the_present_thread_its_counters() {
             perfctr_core_event_add(on, &event, present, false)
         })
     };
+    show(&guest, 1, &alice);
+    // SAFETY: the user has this page until its last thread ends.
+    let flags = unsafe { &(*page(&alice, 1).0).flags };
+    flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
     guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &all));
     assert_eq!(add(1, &alice), Errno::AGAIN.to_return());
     guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(1)));
