@@ -89,10 +89,16 @@ fn run_alone(fault: Fault) -> Result<Verdict> {
     let copy = faults::copy_with(&fault)?;
     let start = Instant::now();
     let own = package(&fault)?;
-    let found = match Tests::build(&copy, [&*own]) {
-        Ok(tests) => tests.notice(None, |_| true)?,
-        Err(error) => Found::By(format!("the compiler: {}", first_line(&error))),
-    };
+    let users = USERS.iter().find(|(name, _)| *name == own).map_or(&[][..], |(_, users)| users);
+    let mut found = Found::Alive;
+    for packages in [&[&*own][..], users] {
+        if found == Found::Alive && !packages.is_empty() {
+            found = match Tests::build(&copy, packages.iter().copied()) {
+                Ok(tests) => tests.notice(None, |_| true)?,
+                Err(error) => Found::By(format!("the compiler: {}", first_line(&error))),
+            };
+        }
+    }
     Ok(Verdict { fault, found, time: start.elapsed() })
 }
 
