@@ -115,7 +115,7 @@ mod cli {
         far: bool,
     }
 
-    const USUAL: Volume = Volume { seeds: 700, guided: 3_000_000, far: false };
+    const USUAL: Volume = Volume { seeds: 500, guided: 2_000_000, far: false };
     const LONG: Volume = Volume { seeds: 80_000, guided: 300_000_000, far: true };
 
     /// Does everything: searches on one thread while another runs seeds and looks for the planted

@@ -124,7 +124,7 @@ pub const SUITES: &[Suite] = &[
     Suite::long("vmx", vmx::brief),
     Suite::vm("system", system::run),
     Suite::long("pictures", pictures::run),
-    Suite::vm("domains", domains::run),
+    Suite::long("domains", domains::run),
     Suite::vm("stat", stat::run),
     Suite::vm("gate", gate::run),
     Suite::vm("perf", perf::run),
