@@ -150,9 +150,9 @@ fn judge_one(
 /// Makes a measurement. Returns `None` if the kernel ran between a read of the tally and the
 /// reading beside it, or if anything but this thread's kernel ran in the middle.
 ///
-/// The vCPU's page shows that a PV guest's kernel has run. In a guest with rings of its own, it does
-/// not show that an interrupt's handler has run. But an exit comes before the handler, so the number
-/// of exits has changed.
+/// The vCPU's page shows that a PV guest's kernel has run. In a guest with rings of its own, it
+/// does not show that an interrupt's handler has run. But an exit comes before the handler, so the
+/// number of exits has changed.
 fn measure_undisturbed(
     session: &Session,
     body: &Body,
