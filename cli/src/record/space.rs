@@ -33,6 +33,8 @@ pub struct Space {
     /// The process's memory, if its stack is to be read.
     memory: Option<File>,
     maps: Vec<Map>,
+    /// How often anonymous memory was executed of which no compiler had reported anything.
+    unreported: u32,
     unwinder: UnwinderX86_64<Data>,
     cache: CacheX86_64<MayAllocateDuringUnwind>,
 }
@@ -60,8 +62,14 @@ impl Space {
 
     /// Returns the memory of a process that is not stopped, so that its stack cannot be read.
     pub fn unstopped(process: u32) -> Self {
-        let (maps, unwinder) = (Vec::new(), UnwinderX86_64::new());
-        Self { process, memory: None, maps, unwinder, cache: CacheX86_64::new() }
+        Self {
+            process,
+            memory: None,
+            maps: Vec::new(),
+            unreported: 0,
+            unwinder: UnwinderX86_64::new(),
+            cache: CacheX86_64::new(),
+        }
     }
 
     /// Returns whether the mappings at all of these addresses are known. The kernel's are.
@@ -70,7 +78,7 @@ impl Space {
     }
 
     /// Returns the places of these addresses, as far as they are known.
-    pub fn frames(&self, files: &mut Files, addresses: &[u64]) -> Vec<Frame> {
+    pub fn frames(&mut self, files: &mut Files, addresses: &[u64]) -> Vec<Frame> {
         let addresses = addresses.iter().take(DEPTH_MAX);
         addresses.map(|&address| self.frame(files, address)).collect()
     }
@@ -162,17 +170,28 @@ impl Space {
         true
     }
 
-    fn frame(&self, files: &mut Files, address: u64) -> Frame {
+    /// Returns the index of the code that the process has compiled, if it executes that at this
+    /// address of anonymous memory. The process may have mapped its dump after that memory. So the
+    /// mappings are read again, but ever more seldom, since most such memory has no dump.
+    fn compiled(&mut self, files: &mut Files, address: u64) -> Option<u32> {
+        files.compiled(self.process, address).or_else(|| {
+            self.unreported = self.unreported.wrapping_add(1);
+            let is_new = self.unreported.is_power_of_two() && self.look(files);
+            if is_new { files.compiled(self.process, address) } else { None }
+        })
+    }
+
+    fn frame(&mut self, files: &mut Files, address: u64) -> Frame {
         let map = self.map(address);
         if map.is_none() && is_kernels(address) {
             return Frame { module: Some(files.kernel(address)), address };
         }
-        if let Some(module) = map.filter(|map| map.is_anonymous()).and_then(|_| {
-            // The code there may be the process's own compiled code.
-            files.compiled(self.process, address)
-        }) {
+        if map.is_some_and(Map::is_anonymous)
+            && let Some(module) = self.compiled(files, address)
+        {
             return Frame { module: Some(module), address };
         }
+        let map = self.map(address);
         let Some(map) = map.filter(|map| !map.path.is_empty()) else {
             return Frame { module: None, address };
         };

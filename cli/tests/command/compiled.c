@@ -38,6 +38,7 @@ int main(int argc, char **argv)
 	uint8_t *place;
 	void *mark;
 	FILE *dump;
+	volatile int waited = 0;
 
 	if (argc != 2)
 		return 2;
@@ -47,6 +48,9 @@ int main(int argc, char **argv)
 	dump = fopen(path, "w+");
 	if (place == MAP_FAILED || !dump)
 		return 1;
+	/* Whoever samples this may read the mappings before there is a dump. */
+	while (++waited < 10000000)
+		;
 	memcpy(place, code, sizeof(code));
 	header.pid = load.pid = load.tid = getpid();
 	load.vma = load.address = (uintptr_t)place;

@@ -25,6 +25,10 @@ const THREADS: u64 = 4;
 /// are moments in which nobody uses the module, even on a slow machine.
 const PAUSE_MS: std::ops::Range<u64> = 100..600;
 
+/// How many times more rounds there may be until a session is opened. A busy machine may execute
+/// none of the threads for a while.
+const ROUNDS_FACTOR: u32 = 20;
+
 /// Checks that the module cannot be unloaded while a thread counts.
 ///
 /// # Errors
@@ -58,7 +62,7 @@ pub fn comes_and_goes(rounds: u32, host: Option<&dyn Host>) -> Result<()> {
                 scope.spawn(move || open_and_close(id, stop, sessions))
             })
             .collect();
-        let reloaded = reload(rounds, host);
+        let reloaded = reload(rounds, host, &sessions);
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             worker.join().expect("workers do not panic")?;
@@ -70,8 +74,10 @@ pub fn comes_and_goes(rounds: u32, host: Option<&dyn Host>) -> Result<()> {
     until_threads(0)
 }
 
-fn reload(rounds: u32, host: Option<&dyn Host>) -> Result<()> {
-    for _ in 0..rounds {
+/// Reloads the module this often, and then until a session was opened.
+fn reload(rounds: u32, host: Option<&dyn Host>, sessions: &AtomicU64) -> Result<()> {
+    let is_over = |round| round >= rounds && sessions.load(Ordering::Relaxed) > 0;
+    for _ in (0..rounds * ROUNDS_FACTOR).take_while(|&round| !is_over(round)) {
         thread::sleep(Duration::from_millis(20));
         module::unload_when_idle().context("cannot unload the module")?;
         let none_left = host.map_or(Ok(()), no_page_is_registered);
