@@ -53,7 +53,7 @@ fn the_place_in_a_file_that_is_mapped_is_code_of_that_file() {
 
 #[test]
 fn the_upper_half_of_all_addresses_is_the_kernels() {
-    let (space, mut files) = (Space::unstopped(0), Files::default());
+    let (mut space, mut files) = (Space::unstopped(0), Files::default());
     let (kernel, user) = (1 << 63, (1 << 63) - 1);
     assert!(space.knows(&[kernel, u64::MAX]) && !space.knows(&[user]));
     let frames = space.frames(&mut files, &[kernel, u64::MAX, user]);
@@ -66,7 +66,7 @@ fn the_upper_half_of_all_addresses_is_the_kernels() {
 
 #[test]
 fn the_outermost_callers_of_a_running_process_are_left_out() {
-    let (space, mut files) = (Space::unstopped(0), Files::default());
+    let (mut space, mut files) = (Space::unstopped(0), Files::default());
     for length in [1, DEPTH_MAX, DEPTH_MAX + 3] {
         let addresses: Vec<u64> = (7..7 + length as u64).collect();
         let frames = space.frames(&mut files, &addresses);
