@@ -31,7 +31,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::hal::{Hypervisor, Kernel};
 use crate::local::LocalVcpu;
 use crate::overflow::Signal;
-use crate::perf::Progress;
+use crate::perf::{EventTime, LocalEvents, Progress, Registers};
 use crate::policy::Rights;
 use crate::ring::Ring;
 use crate::shown::{Observer, SUBJECT_OPEN, Subject};
@@ -318,7 +318,7 @@ impl Machine {
 /// perf's state of one event on a vCPU.
 #[derive(Default)]
 pub(crate) struct Books {
-    /// The time of each [`EventTime`](crate::perf::EventTime).
+    /// The time of each [`EventTime`].
     pub(crate) times: [u64; 3],
     /// What perf was given of the event, in order.
     pub(crate) progress: Vec<Progress>,
@@ -389,6 +389,28 @@ impl<'a> LocalVcpu for Local<'a> {
 
     fn stop_cpu_wide(&mut self) {
         self.with_cpu(|cpu| cpu.close_gate(false));
+    }
+}
+
+impl LocalEvents for Local<'_> {
+    fn time(&mut self, _: u32, which: EventTime) -> u64 {
+        self.books.times[which as usize]
+    }
+
+    fn book_progress(&mut self, _: u32, progress: &Progress) {
+        self.books.progress.push(*progress);
+    }
+
+    fn book_stall(&mut self, _: u32, stalled: u64) {
+        self.books.stalls.push(stalled);
+    }
+
+    fn sample(&mut self, _: u32, _: Registers, _: &HvPlace, periods: u64) {
+        self.books.samples.push(periods);
+    }
+
+    fn report_later(&mut self) {
+        self.books.report_due = true;
     }
 }
 

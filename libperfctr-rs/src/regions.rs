@@ -343,12 +343,16 @@ pub fn print_at_exit() -> Result<(), Error> {
         }
     }
     static REGISTERED: Mutex<bool> = Mutex::new(false);
-    once(&REGISTERED, || sys::at_exit(print))
+    register_once(&REGISTERED, || sys::at_exit(print))
         .map_err(Error::kernel("have the table of regions be printed"))
 }
 
-/// Calls `register` unless an earlier call has succeeded, of which `registered` has the note.
-fn once(registered: &Mutex<bool>, register: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+/// Calls `register`, unless `registered` says that this has been done. Notes there that it has
+/// succeeded.
+fn register_once(
+    registered: &Mutex<bool>,
+    register: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
     let mut registered = registered.lock().unwrap_or_else(PoisonError::into_inner);
     if !*registered {
         register()?;

@@ -300,7 +300,7 @@ mod tests {
         Stop { instruction, stack, word }
     }
 
-    /// Returns what a function has counted, and its calls that have returned and that were left.
+    /// Returns what a function has counted, and how many of its calls have returned and have not.
     fn after(stops: &[(Stop, u64)]) -> (u64, u64, u64) {
         let (mut function, mut place) = (Function::new("f", 1), Place::Outside(7));
         for &(stop, now) in stops {

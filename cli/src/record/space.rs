@@ -183,24 +183,28 @@ impl Space {
 
     fn frame(&mut self, files: &mut Files, address: u64) -> Frame {
         let map = self.map(address);
-        if map.is_none() && is_kernels(address) {
-            return Frame { module: Some(files.kernel(address)), address };
+        if !map.is_some_and(Map::is_anonymous) {
+            return place(files, map, address);
         }
-        if map.is_some_and(Map::is_anonymous)
-            && let Some(module) = self.compiled(files, address)
-        {
-            return Frame { module: Some(module), address };
+        match self.compiled(files, address) {
+            Some(module) => Frame { module: Some(module), address },
+            // The mappings may have been read again.
+            None => place(files, self.map(address), address),
         }
-        let map = self.map(address);
-        let Some(map) = map.filter(|map| !map.path.is_empty()) else {
-            return Frame { module: None, address };
-        };
-        let file = files.of(&map.path);
-        let offset = address - map.addresses.start + map.offset;
-        // Memory without a file, such as the vDSO, states no addresses: they are counted from where
-        // it is mapped.
-        Frame { module: Some(file.index), address: file.address(offset).unwrap_or(offset) }
     }
+}
+
+/// Returns the place of an address in the file that is mapped there, or in the kernel.
+fn place(files: &mut Files, map: Option<&Map>, address: u64) -> Frame {
+    let Some(map) = map.filter(|map| !map.path.is_empty()) else {
+        let is_kernels = map.is_none() && is_kernels(address);
+        return Frame { module: is_kernels.then(|| files.kernel(address)), address };
+    };
+    let file = files.of(&map.path);
+    let offset = address - map.addresses.start + map.offset;
+    // Memory without a file, such as the vDSO, states no addresses: they are counted from where it
+    // is mapped.
+    Frame { module: Some(file.index), address: file.address(offset).unwrap_or(offset) }
 }
 
 impl Map {

@@ -174,7 +174,7 @@ fn threads_have_rows_of_their_own_that_outlive_them() {
 fn the_table_is_printed_once_however_often_that_is_asked_for() {
     let (registered, calls) = (Mutex::new(false), Cell::new(0));
     let ask = |result: io::Result<()>| {
-        let result = once(&registered, || {
+        let result = register_once(&registered, || {
             calls.set(calls.get() + 1);
             result
         });

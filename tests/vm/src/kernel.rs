@@ -171,9 +171,9 @@ fn measure_undisturbed(
     let (exits_closed, closing, after) = close(session)?;
     let end = moment()?;
     let alone = (start.1, start.2) == (end.1, end.2);
-    let calm = start.0 == opened.0 && closed.0 == end.0;
+    let page_unchanged = start.0 == opened.0 && closed.0 == end.0;
     let without_exits = before.exits == exits_opened && exits_closed == after.exits;
-    if !(alone && calm && without_exits) {
+    if !(alone && page_unchanged && without_exits) {
         return Ok(None);
     }
     ensure!(closing.retries == 0 && opening.retries == 0, "a read was disturbed by nobody");

@@ -16,7 +16,7 @@ use crate::artefacts::{guest, kernel, qemu, rootfs};
 use crate::machine::{self, Outcome, Spec};
 use crate::suites::kvm::UNKNOWN_NMI;
 use crate::suites::pmu::{self, AMD};
-use crate::suites::report::{Report, Volume, all, line};
+use crate::suites::report::{Report, Volume, all, console_lacks, line};
 use crate::suites::tenants;
 use crate::tools::{cache, sh};
 
@@ -42,9 +42,6 @@ const OF_INTERRUPTS: &str = "interrupts+skid:1-64+spurious:1000";
 
 /// Kinds of tenants, by their names for Xen's tools and in the names of tests.
 const TENANTS: [(&str, &str); 2] = [("pvh", "a PVH guest"), ("hvm", "an HVM guest")];
-
-/// How long a machine may take that boots a tenant, or that is slow for another reason.
-const LONG: Duration = Duration::from_secs(1_800);
 
 /// Boots two machines, which together have all habits. The long tier boots twelve more. Three of
 /// these are hosts of KVM, and five are Xen with a tenant.
@@ -205,7 +202,7 @@ fn late_in_tenant(report: &mut Report, kind: &str, who: &str) -> Result<()> {
         ("work/script", script),
     ];
     let files = files.map(|(at, path)| (at.to_owned(), path));
-    let mut spec = tenants::inside(kind, "/work/script", &files)?;
+    let mut spec = tenants::in_tenant(kind, "/work/script", &files)?;
     spec.topology.cpu.push_str(&format!(",pmu-habits={OF_INTERRUPTS}"));
     let outcome = machine::run(&spec)?;
     judge_late(report, who, &outcome, &["interrupts", "skid"], &["spurious"])
@@ -256,14 +253,8 @@ fn moved(report: &mut Report) -> Result<()> {
 /// Checks the same in a tenant, where interrupts without a reason come as well.
 fn moved_in_tenant(report: &mut Report, kind: &str) -> Result<()> {
     let command = ["/work/overflow", "--late", "--rounds", "20", "--in-tenant", kind];
-    let mut spec = Spec::new("pvh", command)?;
+    let mut spec = tenants::with_tenant(kind, &command, "overflow", &[])?;
     spec.topology.cpu.push_str(",pmu-habits=skid:10000+spurious:1000");
-    spec.timeout = LONG;
-    tenants::add_tenant(&mut spec, "overflow", &[])?;
-    if kind == "hvm" {
-        tenants::add_device_model(&mut spec)?;
-        spec.timeout *= 2;
-    }
     report.program(spec, "overflow")
 }
 
@@ -278,18 +269,15 @@ fn latched(report: &mut Report) -> Result<()> {
     let kvm = Spec::new("kvm", ["/work/overflow", "--records"])?.driver("on")?;
     let record = "/work/perfctr record --host -o /tmp/host -- /work/overflow --records";
     let both = format!("{record}; here=$?; {record} --in-tenant pvh --pcpus 1 && exit $here");
-    let xen = Spec::new("pvh", ["sh", "-c", &both])?.driver("profile")?;
-    let mut xen = xen.deterministic();
+    let xen = tenants::with_tenant("pvh", &["sh", "-c", &both], "overflow", &[])?;
+    let mut xen = xen.driver("profile")?.deterministic();
     xen.add_program("perfctr", "perfctr")?;
-    tenants::add_tenant(&mut xen, "overflow", &[])?;
     for (host, mut spec) in [("KVM", kvm), ("Xen", xen)] {
         spec.topology.cpu.push_str(",pmu-habits=latched");
-        spec.timeout = 2 * LONG;
+        spec.timeout = Duration::from_secs(3_600);
         let outcome = report.program_outcome(spec, "overflow")?;
         report.test(&format!("{host} knows the reason of each NMI"), || {
-            let console = fs::read(&outcome.console)?;
-            let console = String::from_utf8_lossy(&console);
-            ensure!(!console.contains(UNKNOWN_NMI), "{console}");
+            console_lacks(&outcome, UNKNOWN_NMI)?;
             let printed = all(&outcome);
             ensure!(!printed.contains("sampling has ended early"), "{printed}");
             Ok(())

@@ -9,8 +9,11 @@ use anyhow::{Context, Result, ensure};
 use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Outcome, Spec};
 use crate::suites::driver::refuses;
-use crate::suites::report::{Report, all, console_says};
+use crate::suites::report::{Report, all, console_lacks, console_says};
 use crate::tools::cache;
+
+/// The tests' module that makes hypercalls for a program.
+const MAKES_HYPERCALLS: &str = "call.ko";
 
 /// Linux' message when no handler claims an NMI.
 pub const UNKNOWN_NMI: &str = "NMI received for unknown reason";
@@ -108,7 +111,7 @@ const MESSAGES: [&str; 4] = [
 /// uses perf and its watchdog when no guest counts.
 pub fn two_guests(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
-    load_later(&mut spec)?;
+    load_later(&mut spec, MAKES_HYPERCALLS)?;
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(900);
     spec.host()?.linux.push_str(" nmi_watchdog=1");
@@ -119,13 +122,13 @@ pub fn two_guests(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Leaves it to the guest's program to load the module, and the one that makes hypercalls.
-fn load_later(spec: &mut Spec) -> Result<()> {
+/// Leaves it to the guest's program to load the module, and this one of the tests' modules.
+pub fn load_later(spec: &mut Spec, of_tests: &str) -> Result<()> {
     let kernel = kernel::kernel()?;
     spec.module = false;
     for (module, name) in [
         (guest::module(&kernel, spec.purpose())?, "perfctr.ko"),
-        (guest::test_modules(&kernel)?.join("call.ko"), "call.ko"),
+        (guest::test_modules(&kernel)?.join(of_tests), of_tests),
     ] {
         spec.files.push((module, format!("/usr/lib/perfctr/{name}")));
     }
@@ -136,7 +139,7 @@ fn load_later(spec: &mut Spec) -> Result<()> {
 pub fn successor(report: &mut Report) -> Result<()> {
     let mut next = Spec::new(report.topology, ["/work/tenants", "kvm-next"])?;
     next.add_program("vm-tests", "tenants")?;
-    load_later(&mut next)?;
+    load_later(&mut next, MAKES_HYPERCALLS)?;
     let initramfs = cache::scratch("successor")?;
     fs::write(&initramfs, machine::initramfs(&next)?)?;
     let mut spec = Spec::new(report.topology, ["/work/tenants", "kvm-first"])?;
@@ -145,10 +148,7 @@ pub fn successor(report: &mut Report) -> Result<()> {
     spec.timeout = Duration::from_secs(900);
     let outcome = report.program_outcome(spec, "tenants")?;
     report.test("a kernel that starts another one knows each NMI that comes until then", || {
-        let console = fs::read(&outcome.console)?;
-        let console = String::from_utf8_lossy(&console);
-        ensure!(!console.contains(UNKNOWN_NMI), "{console}");
-        Ok(())
+        console_lacks(&outcome, UNKNOWN_NMI)
     });
     Ok(())
 }

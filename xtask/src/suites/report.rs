@@ -227,6 +227,14 @@ pub fn console_says(outcome: &Outcome, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// Fails if the console of a run contains this text.
+pub fn console_lacks(outcome: &Outcome, what: &str) -> Result<()> {
+    let console = fs::read(&outcome.console)?;
+    let console = String::from_utf8_lossy(&console);
+    ensure!(!console.contains(what), "the console says `{what}`\n{console}");
+    Ok(())
+}
+
 /// Returns the text between these two on a line of a run's output.
 pub fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
     let printed = String::from_utf8_lossy(&outcome.stdout);

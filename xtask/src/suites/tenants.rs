@@ -100,12 +100,8 @@ pub fn migrate(report: &mut Report) -> Result<()> {
 /// Tests the times of threads and vCPUs in a PVH and in an HVM tenant.
 pub fn clock(report: &mut Report) -> Result<()> {
     for kind in ["pvh", "hvm"] {
-        let mut spec = Spec::new("pvh", ["/work/clock", "control", kind])?.deterministic();
-        add_tenant(&mut spec, "clock", &[privcmd()?])?;
-        if kind == "hvm" {
-            add_device_model(&mut spec)?;
-        }
-        spec.timeout = Duration::from_secs(1_800);
+        let command = ["/work/clock", "control", kind];
+        let spec = with_tenant(kind, &command, "clock", &[privcmd()?])?.deterministic();
         report.program(spec, "clock")?;
     }
     Ok(())
@@ -135,7 +131,7 @@ pub fn elsewhere(report: &mut Report) -> Result<()> {
 /// Describes a run of a program of `benches` in a PVH tenant of this many vCPUs, beside a control
 /// domain with one vCPU that sleeps, on Xen with the driver or with its own virtual PMU.
 pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
-    let mut command = vec!["/work/tenants", "bench"];
+    let mut command = vec!["/work/tenants", "program"];
     command.extend(vpmu.then_some("--without-module"));
     let vcpus = vcpus.to_string();
     let inside = format!("/work/{program}");
@@ -155,16 +151,28 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Describes a run of a program in a tenant of this kind (`pvh` or `hvm`), beside a control domain
-/// that sleeps. The tenant has these files or directories, as (path in the tenant, path here).
-pub fn inside(kind: &str, program: &str, files: &[(String, PathBuf)]) -> Result<Spec> {
-    let command = ["/work/tenants", "bench", "--kind", kind, "--memory-mib", "512", "2", program];
-    let mut spec = Spec::new("pvh", command)?.driver("all")?;
+/// Describes a run of a program in a tenant of this kind, beside a control domain that sleeps. The
+/// tenant has these files or directories, as (path in the tenant, path here).
+pub fn in_tenant(kind: &str, program: &str, files: &[(String, PathBuf)]) -> Result<Spec> {
+    let command = ["/work/tenants", "program", "--kind", kind, "--memory-mib", "512", "2", program];
+    let mut spec = with_tenant(kind, &command, "tenants", files)?.driver("all")?;
     spec.module = false;
     spec.topology.memory_mib += 512;
-    spec.timeout = Duration::from_secs(1_800);
     spec.add_program("vm-tests", "tenants")?;
-    add_tenant(&mut spec, "tenants", files)?;
+    Ok(spec)
+}
+
+/// Describes a run of a command that creates a tenant of this kind (`pvh` or `hvm`). The tenant has
+/// a program of `vm-tests`, and further files as in [`in_tenant`].
+pub fn with_tenant(
+    kind: &str,
+    command: &[&str],
+    program: &str,
+    further: &[(String, PathBuf)],
+) -> Result<Spec> {
+    let mut spec = Spec::new("pvh", command)?;
+    spec.timeout = Duration::from_secs(1_800);
+    add_tenant(&mut spec, program, further)?;
     if kind == "hvm" {
         add_device_model(&mut spec)?;
         spec.timeout *= 2;

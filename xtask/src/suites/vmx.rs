@@ -3,7 +3,6 @@
 
 use anyhow::{Result, ensure};
 
-use crate::artefacts::{guest, kernel};
 use crate::machine::{BESIDE, Spec};
 use crate::suites::report::{Report, console_says};
 use crate::suites::{kvm, pmu, programs, tenants};
@@ -11,14 +10,7 @@ use crate::suites::{kvm, pmu, programs, tenants};
 /// Tests the driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.
 pub fn brief(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("vmx-kvm", ["/work/tenants", "kvm-brief"])?;
-    let kernel = kernel::kernel()?;
-    spec.module = false;
-    for (module, name) in [
-        (guest::module(&kernel, spec.purpose())?, "perfctr.ko"),
-        (guest::test_modules(&kernel)?.join("peek.ko"), "peek.ko"),
-    ] {
-        spec.files.push((module, format!("/usr/lib/perfctr/{name}")));
-    }
+    kvm::load_later(&mut spec, "peek.ko")?;
     spec.topology.cpus = 1;
     spec.vcpus(2)?;
     spec.timeout = BESIDE;

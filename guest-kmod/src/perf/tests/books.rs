@@ -1,32 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What perf's books have of an event, when perf stops or removes it.
 
+use std::mem::take;
+
 use super::*;
 use crate::local::LocalVcpu;
-use crate::perf::{EventTime, LocalEvents};
+use crate::perf::LocalEvents;
 use crate::testing::Local;
-
-impl LocalEvents for Local<'_> {
-    fn time(&mut self, _: u32, which: EventTime) -> u64 {
-        self.books.times[which as usize]
-    }
-
-    fn book_progress(&mut self, _: u32, progress: &Progress) {
-        self.books.progress.push(*progress);
-    }
-
-    fn book_stall(&mut self, _: u32, stalled: u64) {
-        self.books.stalls.push(stalled);
-    }
-
-    fn sample(&mut self, _: u32, _: Registers, _: &HvPlace, periods: u64) {
-        self.books.samples.push(periods);
-    }
-
-    fn report_later(&mut self) {
-        self.books.report_due = true;
-    }
-}
 
 #[test]
 fn a_removed_event_was_stalled_until_where_the_books_end() {
@@ -42,7 +22,7 @@ fn a_removed_event_was_stalled_until_where_the_books_end() {
         machine.refuse(None);
         local.books.times = [500, began + 400, began + 450];
         local.remove_event(0, false, false).unwrap();
-        assert_eq!(local.books.stalls.split_off(0), [0, 400]);
+        assert_eq!(take(&mut local.books.stalls), [0, 400]);
     }
 }
 
@@ -58,9 +38,9 @@ fn an_event_that_overflows_just_before_it_is_stopped_is_in_its_next_period() {
         let given = |(count, left)| Progress { count, left, stalled: 0 };
         let left = 1_000 - more as i64;
         let next = left + 1_000 * samples as i64;
-        assert_eq!(local.books.progress.split_off(0), [(more, left), (0, next)].map(given));
-        assert_eq!(local.books.samples.split_off(0), [samples]);
-        assert!(std::mem::take(&mut local.books.report_due));
+        assert_eq!(take(&mut local.books.progress), [(more, left), (0, next)].map(given));
+        assert_eq!(take(&mut local.books.samples), [samples]);
+        assert!(take(&mut local.books.report_due));
         local.with_cpu(|cpu| {
             cpu.disable_events();
             cpu.start_event(0, 1_000, 1_000);

@@ -4,7 +4,6 @@
 //! This program has both roles: in the control domain it uses Debian's Xen tools and judges, and it
 //! is the first and only program of the tenant, where it counts, spins or storms.
 
-mod bench;
 mod control;
 mod counting;
 mod demo;
@@ -15,6 +14,7 @@ mod held;
 mod inside;
 mod limited;
 mod peek;
+mod program;
 mod registers;
 mod roam;
 mod samples;
@@ -58,7 +58,7 @@ enum Role {
         options: demo::Options,
     },
     /// Creates a tenant that executes a program, such as one that measures what something costs.
-    Bench(bench::Options),
+    Program(program::Options),
     /// Counts in a guest of KVM, which has no other domain to talk to.
     KvmDemo(demo::Options),
     /// Counts a little in a guest of KVM, and finds before that it is refused.
@@ -83,7 +83,7 @@ fn main() -> Result<ExitCode> {
         Role::Emigration { saved } => emigrant::leaves(&saved),
         Role::Immigration { saved } => emigrant::arrives(&saved),
         Role::TenantDemo { hvm, options } => demo::control(hvm, &options),
-        Role::Bench(options) => bench::control(&options),
+        Role::Program(options) => program::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),
         Role::KvmBrief(options) => demo::brief(&options),
         Role::KvmRoam => roam::alone(),

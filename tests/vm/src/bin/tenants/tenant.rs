@@ -22,7 +22,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{live, receive, send};
 
 use crate::counting::{self, Domain};
-use crate::{bench, demo, events, frames, held, inside, limited, peek, roam, samples, successor};
+use crate::{demo, events, frames, held, inside, limited, peek, program, roam, samples, successor};
 
 /// The period of the storm's samples. Unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -130,7 +130,7 @@ fn act(role: &Role) -> Result<()> {
         Role::Successor => successor::tenant(),
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
-        Role::Run { ref program, without_module } => bench::tenant(program, without_module),
+        Role::Run { ref program, without_module } => program::tenant(program, without_module),
         Role::Rdpmc => unreachable!("it needs no system"),
     }
 }

@@ -41,7 +41,7 @@ pub fn control(options: &Options) -> Result<ExitCode> {
     toolstack::start()?;
     let module = if options.without_module { "--without-module" } else { "" };
     let role = format!("run {} {module}", options.program.display());
-    let usual = Wanted::usual(options.kind, "bench", options.vcpus, Tsc::Native, &role);
+    let usual = Wanted::usual(options.kind, "program", options.vcpus, Tsc::Native, &role);
     let memory_mib = options.memory_mib.unwrap_or(usual.memory_mib);
     let mut tenant = Tenant::create_wanted(&Wanted { memory_mib, ..usual })?;
     tenant.unpause()?;
