@@ -183,11 +183,11 @@ fn late(report: &mut Report) -> Result<()> {
 
 /// Checks a tenant on CPUs with the same habits.
 ///
-/// Its counters count in the guest only. An interrupt of the host makes the guest exit, and is
-/// delivered after that, so it does not retire in the guest, as it does in a PV guest. The guest's
-/// own exceptions and the interrupts that Xen injects retire there. They are instructions without a
-/// branch in both kinds of guests. The self-test cannot look for interrupts without a reason, since
-/// only the control domain may ask Xen how many there were.
+/// A tenant's counters count in the tenant only. An interrupt of the host makes the tenant exit
+/// before it is delivered. So it does not retire in the tenant, whereas it retires in a PV guest.
+/// The tenant's own exceptions and the interrupts that Xen injects do retire there. Each of them is
+/// an instruction and no branch, as in a PV guest. The self-test cannot look for interrupts without
+/// a reason, since only the control domain may ask Xen how many there were.
 fn late_in_tenant(report: &mut Report, kind: &str, who: &str) -> Result<()> {
     let runs = format!("{STAT}\n").repeat(RUNS);
     // The self-test's status says that some promise does not hold.
@@ -262,9 +262,9 @@ fn moved_in_tenant(report: &mut Report, kind: &str) -> Result<()> {
 /// KVM, and a PV and a PVH guest of Xen.
 ///
 /// In Xen, the PMU interrupts by NMIs only while the control domain samples the host. Xen reports
-/// an NMI of an unknown reason only if it comes to the first CPU, so this machine has one CPU. Its
-/// clock counts instructions, so that the second NMI comes soon after the first one, however busy
-/// the emulator's host is.
+/// an NMI of an unknown reason only on the first CPU, so the machine with Xen has one CPU. Its
+/// clock counts instructions. So the second NMI comes soon after the first one, even if the
+/// computer that emulates the machine is busy.
 fn latched(report: &mut Report) -> Result<()> {
     let kvm = Spec::new("kvm", ["/work/overflow", "--records"])?.driver("on")?;
     let record = "/work/perfctr record --host -o /tmp/host -- /work/overflow --records";

@@ -49,11 +49,13 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
 /// Makes sure that no counter stands still because another one interrupts or has interrupted, and
 /// returns whether the CPU was set to stop all of them.
 ///
-/// One bit of [`DEBUGCTL`] asks for this stop. When a counter interrupts, older CPUs clear the
-/// register that enables counters, and newer ones set a bit of the status. The counters would then
-/// stand still until the driver stops or starts some counter on this CPU, or acknowledges the bit.
-/// That bit may already be set. Then it is cleared last, since an interrupt may still have been on
-/// its way.
+/// One bit of [`DEBUGCTL`] makes the interrupt of a counter stop all counters: older CPUs then
+/// clear the register that enables counters, and newer ones set a bit of the status. The counters
+/// would stand still until the driver stops or starts some counter on this CPU, or acknowledges the
+/// bit of the status.
+///
+/// An interrupt may also have set the bit of the status before the driver takes the CPU over. This
+/// bit is cleared after the one of [`DEBUGCTL`], so that no further interrupt sets it again.
 ///
 /// # Errors
 ///

@@ -182,10 +182,11 @@ fn compiled(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks samples by a frequency. The kernel sets the periods. The periods that it names are events
-/// that the program has executed, but they need not be all: when it sets a period anew, it may drop
-/// what the old one has counted. In a guest, the first period is 1,000,000,000 divided by the
-/// frequency, and a program has no sample if no thread executes that much.
+/// Checks samples by a frequency, for which the kernel sets the periods. Each sample names its
+/// period. All the periods together are at most what the program has executed; they may be less,
+/// since the kernel may drop what was counted of a period when it sets another one. In a guest the
+/// first period is 1,000,000,000 divided by the frequency. A program of which no thread executes
+/// that much has no sample.
 pub fn frequency(tally: &mut Tally) -> Result<()> {
     // This program executes the same in each run.
     let program = subject::words(&["subject", LONG])?;
