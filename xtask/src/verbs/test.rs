@@ -8,7 +8,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::iter;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -128,23 +130,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Runs suites, in order. Concurrent ones run beside the others, on the CPUs that these leave idle:
-/// while a machine boots, or is emulated deterministically, it keeps only one CPU busy.
+/// while a machine boots, or is emulated deterministically, it keeps only one CPU busy. When the
+/// others have ended, two concurrent ones run at a time.
 fn reports(wanted: &[&Suite], volume: Volume) -> Result<Vec<Report>> {
     let (beside, booting): (Vec<&Suite>, Vec<&Suite>) =
         wanted.iter().partition(|suite| suite.is_concurrent);
-    let run = |suites: Vec<&Suite>| -> Vec<Report> {
-        suites.into_iter().map(|suite| Report::of(suite, volume)).collect()
+    let run = |suites: &mut dyn Iterator<Item = &Suite>| -> Vec<Report> {
+        suites.map(|suite| Report::of(suite, volume)).collect()
     };
     if beside.is_empty() || booting.is_empty() {
-        return Ok(run([beside, booting].concat()));
+        return Ok(run(&mut wanted.iter().copied()));
     }
+    let queue = Mutex::new(beside.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
-        let beside = scope.spawn(|| {
+        let idle = scope.spawn(|| {
             yield_to_others()?;
-            anyhow::Ok(run(beside))
+            anyhow::Ok(run(&mut iter::from_fn(next)))
         });
-        let booted = run(booting);
-        let mut reports = beside.join().map_err(|_| anyhow!("a suite has panicked"))??;
+        let booted = run(&mut booting.into_iter());
+        let last = run(&mut iter::from_fn(next));
+        let mut reports = idle.join().map_err(|_| anyhow!("a suite has panicked"))??;
+        reports.extend(last);
         reports.extend(booted);
         Ok(reports)
     })
