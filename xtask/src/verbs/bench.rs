@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use super::costs::{self, Costs, Subject};
+use super::costs::{self, Costs, Subject, page};
 use crate::artefacts::guest;
 use crate::machine::{self, Spec, Status};
 use crate::suites::tenants;
@@ -76,8 +76,14 @@ pub struct Args {
 
 /// Runs the benchmarks, prints a table of each, and writes them to the page.
 pub fn run(args: &Args) -> Result<()> {
-    let page = args.page.clone().unwrap_or_else(costs::page);
-    measure(args, |costs| costs.write(&page)).map(drop)
+    let path = args.page.clone().unwrap_or_else(page::path);
+    measure(args, |costs| page::write(costs, &path)).map(drop)
+}
+
+/// Returns the command that measures a machine of the tables again, and records the results.
+pub fn command(machine: &str) -> Option<String> {
+    let machine = Machine::value_variants().iter().find(|one| one.name() == machine)?;
+    Some(format!("cargo xtask bench --only {}", machine.to_possible_value()?.get_name()))
 }
 
 /// Runs the benchmarks and prints a table of each. Passes the results to `keep` after each machine,
@@ -307,6 +313,13 @@ fn output(spec: Spec) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_can_be_measured_alone() {
+        let command = |machine| command(machine).unwrap();
+        assert_eq!(command("KVM with its PMU"), "cargo xtask bench --only kvm-vpmu");
+        assert_eq!(command("no hypervisor"), "cargo xtask bench --only native");
+    }
 
     #[test]
     fn a_line_is_words_and_numbers() {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use super::bench;
-use super::costs::{self, Cost, Costs};
+use super::costs::{Cost, Costs, noise, page};
 
 /// Measures what `docs/costs.md` says, and compares.
 #[derive(clap::Args)]
@@ -17,50 +17,72 @@ pub struct Args {
     from: Option<PathBuf>,
 }
 
-/// How far a new figure may be from the page's. The larger of the two bands applies, except to
-/// reads, which have only the one in percent. Numbers of instructions depend on when the kernel's
-/// timer interrupts, and on the code that the compiler makes of changed sources. Figures of samples
-/// and switches vary more, since they are differences of larger numbers.
-const BAND_PERCENT: f64 = 5.0;
-const BAND_INSTRUCTIONS: f64 = 50.0;
-/// The least band for numbers of entries and accesses, of which most samples and switches have only
-/// a few.
-const BAND_EVENTS: f64 = 1.0;
-
-/// Fails if a figure is out of its band, or has not been measured.
+/// Fails if a row has become dearer by more than noise, or has not been measured. Reports rows that
+/// have become cheaper, and how to record them: until the page has the new number, a loss of what
+/// was gained would pass.
 pub fn run(args: &Args) -> Result<()> {
     let measured = match &args.from {
-        Some(file) => Costs::read(file)?,
+        Some(file) => page::read(file)?,
         None => bench::measure(&bench::Args::default(), |_| Ok(()))?,
     };
-    let documented = Costs::read(&costs::page())?;
-    let wrong = compare(&documented, &measured);
-    ensure!(wrong.is_empty(), "docs/costs.md is wrong:\n{}", wrong.join("\n"));
-    println!("docs/costs.md has {} rows, and all are right", documented.rows().count());
+    let documented = page::read(&page::path())?;
+    let Findings { wrong, cheaper } = compare(&documented, &measured);
+    if !cheaper.is_empty() {
+        println!("cheaper than docs/costs.md says:\n{}", cheaper.join("\n"));
+    }
+    ensure!(wrong.is_empty(), "dearer than docs/costs.md says:\n{}", wrong.join("\n"));
+    println!("docs/costs.md has {} rows, and none is dearer", documented.rows().count());
     Ok(())
 }
 
-/// Prints every row, and returns the faults. A row that was measured but is not on the page is also
-/// printed. It is no fault, since the page says nothing about it.
-fn compare(documented: &Costs, measured: &Costs) -> Vec<String> {
-    let mut wrong = Vec::new();
+/// What a comparison has found, a line for each row.
+#[derive(Default)]
+struct Findings {
+    /// Rows that are dearer, have other columns, or have not been measured.
+    wrong: Vec<String>,
+    /// Rows of which a number is less, and none more.
+    cheaper: Vec<String>,
+}
+
+/// How the numbers of a row have changed, by more than noise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    None,
+    Cheaper,
+    /// A number is more, even if another is less: what a guest saves may be the host's loss.
+    Dearer,
+    /// A number is there in one of the two only.
+    OtherColumns,
+}
+
+/// Prints every row, and returns the findings. A row that was measured but is not on the page is
+/// also printed. It is no fault, since the page says nothing about it.
+fn compare(documented: &Costs, measured: &Costs) -> Findings {
+    let mut findings = Findings::default();
     for (subject, expected) in documented.rows() {
         let name = format!("{}: {}, on {}", subject.operation, subject.how, subject.machine);
         let Some(found) = measured.get(subject) else {
-            wrong.push(format!("{name}: not measured"));
+            findings.wrong.push(format!("{name}: not measured"));
             continue;
         };
-        println!("{name:<72} documented {}, measured {}", shown(expected), shown(found));
-        if !is_near(expected, found) {
-            let row = format!("{name}: documented {}, measured {}", shown(expected), shown(found));
-            wrong.push(row);
+        let numbers = format!("documented {}, measured {}", shown(expected), shown(found));
+        println!("{name:<72} {numbers}");
+        match change(expected, found) {
+            Change::None => {}
+            Change::Cheaper => {
+                let command = bench::command(&subject.machine).unwrap_or_default();
+                findings.cheaper.push(format!("{name}: {numbers}; `{command}` records it"));
+            }
+            Change::Dearer | Change::OtherColumns => {
+                findings.wrong.push(format!("{name}: {numbers}"));
+            }
         }
     }
     for (subject, found) in measured.rows().filter(|(one, _)| documented.get(one).is_none()) {
         let (operation, how, machine) = (&subject.operation, &subject.how, &subject.machine);
         println!("{operation}: {how}, on {machine}: not on the page, measured {}", shown(found));
     }
-    wrong
+    findings
 }
 
 fn shown(cost: &Cost) -> String {
@@ -68,61 +90,104 @@ fn shown(cost: &Cost) -> String {
     cost.iter().map(cell).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns whether each number is in the other's band.
-fn is_near(expected: &Cost, found: &Cost) -> bool {
-    // In a row with more than one column, the last two columns are events.
-    let instructions = if expected.len() > 1 { expected.len().saturating_sub(2) } else { 1 };
-    // A row with one column is a read, which is exact to the instruction except for its loop.
-    let least = if expected.len() > 1 { BAND_INSTRUCTIONS } else { 0.0 };
-    let near =
-        |(n, (expected, found)): (usize, (&Option<f64>, &Option<f64>))| match (expected, found) {
-            (Some(expected), Some(found)) => {
-                let relative = expected.abs() * BAND_PERCENT / 100.0;
-                let least = if n < instructions { least } else { BAND_EVENTS };
-                (expected - found).abs() <= relative.max(least)
+/// Returns the worst change of the numbers of a row.
+fn change(expected: &Cost, found: &Cost) -> Change {
+    if expected.len() != found.len() {
+        return Change::OtherColumns;
+    }
+    let columns = expected.len();
+    let changes = expected.iter().zip(found).enumerate().map(|(column, numbers)| match numbers {
+        (Some(expected), Some(found)) => {
+            let noise = noise(*expected, column, columns);
+            if found - expected > noise {
+                Change::Dearer
+            } else if expected - found > noise {
+                Change::Cheaper
+            } else {
+                Change::None
             }
-            (expected, found) => expected.is_none() && found.is_none(),
-        };
-    expected.len() == found.len() && expected.iter().zip(found).enumerate().all(near)
+        }
+        (None, None) => Change::None,
+        _ => Change::OtherColumns,
+    });
+    changes.max().unwrap_or(Change::None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn page() -> Costs {
-        Costs::read(&costs::page()).unwrap()
+    fn recorded() -> Costs {
+        page::read(&page::path()).unwrap()
     }
 
-    #[test]
-    fn figures_agree_with_themselves_and_more_is_no_fault() {
-        let page = page();
-        assert_eq!(compare(&page, &page), [""; 0]);
-        assert_eq!(compare(&Costs::default(), &page), [""; 0]);
-    }
-
-    #[test]
-    fn a_wrong_figure_in_any_column_of_any_row_is_named() {
-        let page = page();
+    /// Calls `check` with each number of the page, and with the findings of a measurement in which
+    /// this number alone is by more than noise larger (`sign` is 1) or smaller (-1).
+    fn with_each_number(sign: f64, check: impl Fn(&str, &Findings)) {
+        let page = recorded();
         for (subject, cost) in page.rows() {
-            for column in 0..cost.len() {
+            for (column, number) in cost.iter().enumerate() {
+                let Some(number) = number else { continue };
                 let mut planted = page.clone();
                 let mut other = cost.clone();
-                let more = if cost.len() > 1 { 53.0 } else { 0.0 };
-                other[column] =
-                    Some(cost[column].map_or(1.0, |figure| figure + figure.abs() * 0.06 + more));
+                let by = noise(*number, column, cost.len()) * 1.01;
+                other[column] = Some(number + sign * by);
                 planted.insert(subject.clone(), other);
-                let wrong = compare(&planted, &page);
-                assert_eq!(wrong.len(), 1, "{subject:?}, column {column}");
-                assert!(wrong[0].contains(&subject.how), "{wrong:?}");
+                check(&subject.how, &compare(&page, &planted));
             }
         }
     }
 
     #[test]
+    fn figures_agree_with_themselves_and_more_is_no_fault() {
+        let page = recorded();
+        for documented in [&page, &Costs::default()] {
+            let Findings { wrong, cheaper } = compare(documented, &page);
+            assert!(wrong.is_empty() && cheaper.is_empty(), "{wrong:?} {cheaper:?}");
+        }
+    }
+
+    #[test]
+    fn a_dearer_figure_in_any_column_of_any_row_is_wrong() {
+        with_each_number(1.0, |how, Findings { wrong, cheaper }| {
+            assert!(wrong.len() == 1 && wrong[0].contains(how), "{how}: {wrong:?}");
+            assert!(cheaper.is_empty(), "{how}: {cheaper:?}");
+        });
+    }
+
+    #[test]
+    fn a_cheaper_figure_is_not_wrong_and_can_be_recorded() {
+        with_each_number(-1.0, |how, Findings { wrong, cheaper }| {
+            assert!(wrong.is_empty(), "{how}: {wrong:?}");
+            assert!(cheaper.len() == 1 && cheaper[0].contains(how), "{how}: {cheaper:?}");
+            assert!(cheaper[0].contains("`cargo xtask bench --only "), "{cheaper:?}");
+        });
+    }
+
+    #[test]
+    fn what_is_in_the_noise_is_no_change_and_the_worst_change_of_a_row_counts() {
+        let cost = |numbers: [f64; 4]| numbers.map(Some).to_vec();
+        let before = cost([10_000.0, 100.0, 3.0, 40.0]);
+        for (after, expected) in [
+            ([10_500.0, 150.0, 4.0, 42.0], Change::None),
+            ([9500.0, 50.0, 2.0, 38.0], Change::None),
+            ([9499.0, 150.0, 4.0, 42.0], Change::Cheaper),
+            ([9000.0, 151.0, 3.0, 40.0], Change::Dearer),
+        ] {
+            assert_eq!(change(&before, &cost(after)), expected, "{after:?}");
+        }
+        let bare = vec![None, Some(100.0), Some(3.0), Some(40.0)];
+        assert_eq!(change(&bare, &bare), Change::None);
+        assert_eq!(change(&before, &bare), Change::OtherColumns);
+        assert_eq!(change(&before, &vec![Some(1.0)]), Change::OtherColumns);
+        assert_eq!(change(&vec![Some(56.0)], &vec![Some(59.0)]), Change::Dearer);
+    }
+
+    #[test]
     fn a_row_that_was_not_measured_is_named() {
-        let wrong = compare(&page(), &Costs::default());
-        assert_eq!(wrong.len(), page().rows().count());
+        let page = recorded();
+        let Findings { wrong, cheaper } = compare(&page, &Costs::default());
+        assert_eq!((wrong.len(), cheaper.len()), (page.rows().count(), 0));
         assert!(wrong.iter().all(|row| row.ends_with(": not measured")));
     }
 }

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Reads and writes the tables of `docs/costs.md`, which `cargo xtask bench` has measured.
+//! The costs that `cargo xtask bench` measures: the rows of the tables of `docs/costs.md`.
+
+pub mod page;
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-
-use crate::tools::sh;
-
-/// The lines of the page between which the tables are.
-const BEGIN: &str = "<!-- cargo xtask bench writes from here -->";
-const END: &str = "<!-- to here -->";
+use anyhow::{Context, Result};
 
 /// The table of reads, whose rows have one number each.
 pub const READS: &str = "one read";
@@ -19,6 +13,18 @@ pub const READS: &str = "one read";
 const READ_COLUMNS: [&str; 1] = ["instructions"];
 const COLUMNS: [&str; 4] =
     ["hypervisor", "guest", "entries into ring 0, or exits", "PMU registers accessed"];
+/// At most so many of a row's first columns are instructions. The others are events.
+const INSTRUCTIONS: usize = 2;
+
+/// How far two measurements of one number may differ. The larger of the two bands applies, except
+/// to reads, which have only the one in percent. Numbers of instructions depend on when the
+/// kernel's timer interrupts, and on the code that the compiler makes of changed sources. Figures
+/// of samples and switches vary more, since they are differences of larger numbers.
+const NOISE_PERCENT: f64 = 5.0;
+const NOISE_INSTRUCTIONS: f64 = 50.0;
+/// The least band for numbers of entries and accesses, of which most samples and switches have only
+/// a few.
+const NOISE_EVENTS: f64 = 1.0;
 
 /// The subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,18 +49,18 @@ pub struct Costs {
     order: Vec<Subject>,
 }
 
-/// Returns the path of the page that a reader of the book sees.
-pub fn page() -> PathBuf {
-    sh::project().join("docs/costs.md")
+/// Returns by how much measurements of a number may differ that is in this one of so many columns.
+pub fn noise(number: f64, column: usize, columns: usize) -> f64 {
+    let least = match column {
+        // A read is exact to the instruction except for its loop.
+        _ if columns == READ_COLUMNS.len() => 0.0,
+        0..INSTRUCTIONS => NOISE_INSTRUCTIONS,
+        _ => NOISE_EVENTS,
+    };
+    (number.abs() * NOISE_PERCENT / 100.0).max(least)
 }
 
 impl Costs {
-    /// Reads the rows of a page.
-    pub fn read(page: &Path) -> Result<Self> {
-        let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
-        Self::of(parts(&text)?.1).with_context(|| page.display().to_string())
-    }
-
     /// Reads the rows of a page's tables.
     fn of(tables: &str) -> Result<Self> {
         let mut costs = Self::default();
@@ -100,17 +106,6 @@ impl Costs {
         self.rows.get(subject)
     }
 
-    /// Writes these rows into a page, which keeps its other rows.
-    pub fn write(&self, page: &Path) -> Result<()> {
-        let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
-        let (before, tables, after) = parts(&text)?;
-        let mut all = Self::of(tables)?;
-        for (subject, cost) in self.rows() {
-            all.insert(subject.clone(), cost.clone());
-        }
-        Ok(fs::write(page, format!("{before}\n\n{}{after}", all.tables()))?)
-    }
-
     /// Returns the tables as the page has them.
     fn tables(&self) -> String {
         let mut operations: Vec<&str> = Vec::new();
@@ -134,16 +129,6 @@ impl Costs {
         }
         text
     }
-}
-
-/// Returns a page's text before its tables, the tables, and the text after them.
-fn parts(text: &str) -> Result<(&str, &str, &str)> {
-    let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no line `{BEGIN}`"))?;
-    let (tables, after) = rest.split_once(END).with_context(|| format!("no line `{END}`"))?;
-    let is_once = !tables.contains(BEGIN) && !after.contains(BEGIN) && !after.contains(END);
-    ensure!(is_once, "its marks occur more than once");
-    let start = before.len() + BEGIN.len();
-    Ok((&text[..start], tables, &text[start + tables.len()..]))
 }
 
 fn number(cell: &str) -> Result<Option<f64>> {
@@ -215,29 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn a_run_replaces_its_rows_and_leaves_all_else() {
-        let page = std::env::temp_dir().join(format!("xtask-costs-{}", std::process::id()));
-        let whole = format!("# Before\n{BEGIN}\n\n{}{END}\nafter\n", costs().tables());
-        fs::write(&page, &whole).unwrap();
-        let mut run = Costs::default();
-        run.insert(subject(READS, "libperfctr, 1 counter", "Xen"), vec![Some(57.4)]);
-        run.insert(subject(READS, "ioctl", "Xen"), vec![Some(997.0)]);
-        run.write(&page).unwrap();
-        let written = fs::read_to_string(&page).unwrap();
-        let expected = whole.replace("| 56 |\n", "| 57 |\n| ioctl | Xen | 997 |\n");
-        assert_eq!(written, expected);
-        fs::write(&page, "no marks\n").unwrap();
-        run.write(&page).unwrap_err();
-        fs::remove_file(page).unwrap();
-    }
-
-    #[test]
-    fn the_project_has_a_page() {
-        let costs = Costs::read(&page()).unwrap();
-        assert!(costs.rows().count() > 70);
-        let read = subject(READS, "libperfctr, 1 counter", "Xen with perfctr");
-        let read = written(costs.get(&read).unwrap()[0]);
-        let readme = fs::read_to_string(sh::project().join("README.md")).unwrap();
-        assert!(readme.contains(&format!("{read} instructions")), "README.md has another read");
+    fn noise_is_that_of_the_column() {
+        assert_eq!(noise(100.0, 0, 1), 5.0);
+        assert_eq!(noise(100.0, 1, 4), NOISE_INSTRUCTIONS);
+        assert_eq!(noise(-10_000.0, 0, 4), 500.0);
+        assert_eq!([noise(3.0, 2, 4), noise(100.0, 3, 4)], [NOISE_EVENTS, 5.0]);
     }
 }

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Reads and writes the tables of `docs/costs.md`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Costs;
+use crate::tools::sh;
+
+/// The lines of the page between which something is written.
+struct Marks {
+    begin: &'static str,
+    end: &'static str,
+}
+
+/// Around the tables, each of which is about one operation.
+const TABLES: Marks =
+    Marks { begin: "<!-- cargo xtask bench writes from here -->", end: "<!-- to here -->" };
+
+/// Returns the path of the page that a reader of the book sees.
+pub fn path() -> PathBuf {
+    sh::project().join("docs/costs.md")
+}
+
+/// Reads the rows of a page.
+pub fn read(page: &Path) -> Result<Costs> {
+    let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
+    TABLES
+        .split(&text)
+        .and_then(|(_, tables, _)| Costs::of(tables))
+        .with_context(|| page.display().to_string())
+}
+
+/// Writes these rows into a page, which keeps its other rows.
+pub fn write(costs: &Costs, page: &Path) -> Result<()> {
+    let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
+    Ok(fs::write(page, with(costs, &text)?)?)
+}
+
+/// Returns a page with these rows and its other rows.
+fn with(costs: &Costs, text: &str) -> Result<String> {
+    let (before, tables, after) = TABLES.split(text)?;
+    let mut all = Costs::of(tables)?;
+    for (subject, cost) in costs.rows() {
+        all.insert(subject.clone(), cost.clone());
+    }
+    Ok(format!("{before}\n\n{}{after}", all.tables()))
+}
+
+impl Marks {
+    /// Returns a page's text up to the first mark, what is between the marks, and the rest.
+    fn split<'a>(&self, text: &'a str) -> Result<(&'a str, &'a str, &'a str)> {
+        let Self { begin, end } = self;
+        let (before, rest) =
+            text.split_once(begin).with_context(|| format!("no line `{begin}`"))?;
+        let (inside, after) = rest.split_once(end).with_context(|| format!("no line `{end}`"))?;
+        let is_once = !inside.contains(begin) && !after.contains(begin) && !after.contains(end);
+        ensure!(is_once, "its marks occur more than once");
+        let start = before.len() + begin.len();
+        Ok((&text[..start], inside, &text[start + inside.len()..]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::costs::{READS, Subject, written};
+
+    fn read_of(how: &str) -> Subject {
+        let [operation, how, machine] = [READS, how, "Xen with perfctr"].map(str::to_owned);
+        Subject { operation, how, machine }
+    }
+
+    #[test]
+    fn a_run_replaces_its_rows_and_leaves_all_else() {
+        let mut costs = Costs::default();
+        costs.insert(read_of("libperfctr, 1 counter"), vec![Some(56.0)]);
+        let whole = |costs: &Costs| {
+            format!("# Before\n{}\n\n{}{}\nafter\n", TABLES.begin, costs.tables(), TABLES.end)
+        };
+        let page = std::env::temp_dir().join(format!("xtask-costs-{}", std::process::id()));
+        fs::write(&page, whole(&costs)).unwrap();
+        let mut run = Costs::default();
+        run.insert(read_of("libperfctr, 1 counter"), vec![Some(57.4)]);
+        run.insert(read_of("ioctl of /dev/perfctr, all counters"), vec![Some(997.0)]);
+        write(&run, &page).unwrap();
+        let written = fs::read_to_string(&page).unwrap();
+        assert_eq!(written, whole(&run));
+        assert!(
+            written.contains("| ioctl of /dev/perfctr, all counters | Xen with perfctr | 997 |")
+        );
+        fs::write(&page, "no marks\n").unwrap();
+        write(&run, &page).unwrap_err();
+        fs::remove_file(page).unwrap();
+    }
+
+    #[test]
+    fn the_project_has_a_page() {
+        let costs = read(&path()).unwrap();
+        assert!(costs.rows().count() > 70);
+        let read = written(costs.get(&read_of("libperfctr, 1 counter")).unwrap()[0]);
+        let readme = fs::read_to_string(sh::project().join("README.md")).unwrap();
+        assert!(readme.contains(&format!("{read} instructions")), "README.md has another read");
+    }
+}
