@@ -72,11 +72,18 @@ pub struct Args {
     /// Write the tables to this page instead of docs/costs.md; it is a copy of that.
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
+    /// Measure nothing, and only write the table of all operations anew, from the page's other
+    /// tables.
+    #[arg(long, conflicts_with_all = ["what", "only"])]
+    summary: bool,
 }
 
 /// Runs the benchmarks, prints a table of each, and writes them to the page.
 pub fn run(args: &Args) -> Result<()> {
     let path = args.page.clone().unwrap_or_else(page::path);
+    if args.summary {
+        return page::write(&Costs::default(), &path);
+    }
     measure(args, |costs| page::write(costs, &path)).map(drop)
 }
 
@@ -313,6 +320,15 @@ fn output(spec: Spec) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::costs::places::MACHINES;
+
+    #[test]
+    fn every_machine_with_counters_has_a_place_beside_the_others() {
+        let is_placed = |machine: &Machine| MACHINES.iter().any(|one| one.name == machine.name());
+        for machine in Machine::value_variants() {
+            assert_eq!(is_placed(machine), *machine != Machine::KvmNone, "{}", machine.name());
+        }
+    }
 
     #[test]
     fn a_machine_can_be_measured_alone() {

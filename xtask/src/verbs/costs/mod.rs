@@ -2,6 +2,9 @@
 //! The costs that `cargo xtask bench` measures: the rows of the tables of `docs/costs.md`.
 
 pub mod page;
+pub mod places;
+mod reasons;
+mod summary;
 
 use std::collections::BTreeMap;
 
@@ -47,6 +50,11 @@ pub struct Costs {
     rows: BTreeMap<Subject, Cost>,
     /// The subjects, in the order of the tables and of their rows.
     order: Vec<Subject>,
+}
+
+/// Returns the instructions of a cost, as exact as the tables show them.
+fn total(cost: &Cost) -> f64 {
+    cost.iter().take(INSTRUCTIONS).flatten().map(|number| number.round()).sum()
 }
 
 /// Returns by how much measurements of a number may differ that is in this one of so many columns.
@@ -197,6 +205,13 @@ mod tests {
         );
         assert!(text.starts_with("## One read\n") && text.contains("\n## RDPMC\n"), "{text}");
         Costs::of("## A\n| one | two | x |\n").unwrap_err();
+    }
+
+    #[test]
+    fn a_total_is_what_the_table_shows() {
+        assert_eq!(total(&vec![Some(1.6), Some(-2.6), Some(7.0), Some(9.0)]), -1.0);
+        assert_eq!(total(&vec![None, Some(8881.0), Some(4.0), Some(27.0)]), 8881.0);
+        assert_eq!(total(&vec![Some(56.4)]), 56.0);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Reads and writes the tables of `docs/costs.md`.
+//! Reads and writes `docs/costs.md`: the tables, and the one that puts all operations side by side.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Costs;
+use super::{Costs, summary};
 use crate::tools::sh;
 
 /// The lines of the page between which something is written.
@@ -15,6 +15,11 @@ struct Marks {
     end: &'static str,
 }
 
+/// Around the table of all operations.
+const SUMMARY: Marks = Marks {
+    begin: "<!-- cargo xtask bench writes this from the tables below -->",
+    end: "<!-- until here -->",
+};
 /// Around the tables, each of which is about one operation.
 const TABLES: Marks =
     Marks { begin: "<!-- cargo xtask bench writes from here -->", end: "<!-- to here -->" };
@@ -39,14 +44,16 @@ pub fn write(costs: &Costs, page: &Path) -> Result<()> {
     Ok(fs::write(page, with(costs, &text)?)?)
 }
 
-/// Returns a page with these rows and its other rows.
+/// Returns a page with these rows and its other rows, and with all of them side by side.
 fn with(costs: &Costs, text: &str) -> Result<String> {
     let (before, tables, after) = TABLES.split(text)?;
     let mut all = Costs::of(tables)?;
     for (subject, cost) in costs.rows() {
         all.insert(subject.clone(), cost.clone());
     }
-    Ok(format!("{before}\n\n{}{after}", all.tables()))
+    let text = format!("{before}\n\n{}{after}", all.tables());
+    let (before, _, after) = SUMMARY.split(&text)?;
+    Ok(format!("{before}\n\n{}{after}", summary::table(&all)))
 }
 
 impl Marks {
@@ -78,7 +85,15 @@ mod tests {
         let mut costs = Costs::default();
         costs.insert(read_of("libperfctr, 1 counter"), vec![Some(56.0)]);
         let whole = |costs: &Costs| {
-            format!("# Before\n{}\n\n{}{}\nafter\n", TABLES.begin, costs.tables(), TABLES.end)
+            format!(
+                "# Before\n{}\n\n{}{}\nbetween\n{}\n\n{}{}\nafter\n",
+                SUMMARY.begin,
+                summary::table(costs),
+                SUMMARY.end,
+                TABLES.begin,
+                costs.tables(),
+                TABLES.end
+            )
         };
         let page = std::env::temp_dir().join(format!("xtask-costs-{}", std::process::id()));
         fs::write(&page, whole(&costs)).unwrap();
@@ -91,6 +106,7 @@ mod tests {
         assert!(
             written.contains("| ioctl of /dev/perfctr, all counters | Xen with perfctr | 997 |")
         );
+        assert!(written.contains("| one read, by a system call | PV | 997 |"), "{written}");
         fs::write(&page, "no marks\n").unwrap();
         write(&run, &page).unwrap_err();
         fs::remove_file(page).unwrap();
@@ -103,5 +119,12 @@ mod tests {
         let read = written(costs.get(&read_of("libperfctr, 1 counter")).unwrap()[0]);
         let readme = fs::read_to_string(sh::project().join("README.md")).unwrap();
         assert!(readme.contains(&format!("{read} instructions")), "README.md has another read");
+    }
+
+    #[test]
+    fn the_page_is_what_its_tables_make_of_it() {
+        let text = fs::read_to_string(path()).unwrap();
+        let anew = with(&Costs::default(), &text).unwrap();
+        assert!(anew == text, "`cargo xtask bench --summary` writes docs/costs.md anew");
     }
 }
