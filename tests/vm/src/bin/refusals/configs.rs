@@ -44,7 +44,7 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
     let lowest = if caps.can(CAPS_EVENT_12BIT) { 36 } else { 32 };
     let counters = |name, errno, counters| BadConfig { name, errno, counters };
     let one = |name, errno, counter| BadConfig { name, errno, counters: vec![counter] };
-    vec![
+    let mut all = vec![
         one("a general counter that the PMU lacks", Refusal::EINVAL, slot(caps.general)),
         one("a slot that no page has", Refusal::EINVAL, slot(24)),
         one("the largest slot number", Refusal::EINVAL, slot(u32::MAX)),
@@ -72,5 +72,11 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
             Refusal::EINVAL,
             fixed(EVNTSEL_USR | EVNTSEL_EN | EVNTSEL_EDGE),
         ),
-    ]
+    ];
+    if caps.can(CAPS_EVENT_12BIT) {
+        // Its low eight bits are those of instructions, which everybody may count.
+        let longer = select(VALID.evntsel | 1 << 32);
+        all.push(one("an allowed event's number with bit 32 set", Refusal::EPERM, longer));
+    }
+    all
 }
