@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Makes processes of other users, and gives them the device.
-#![expect(unsafe_code, reason = "fork, prctl, and setxattr")]
+#![expect(unsafe_code, reason = "fork, prctl, capset, and setxattr")]
 
 use std::ffi::CStr;
 use std::fs::{self, Permissions};
@@ -65,6 +65,22 @@ pub fn become_user(user: User) -> Result<()> {
 pub fn hide() -> Result<()> {
     // SAFETY: the call only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
+    Ok(())
+}
+
+/// Makes the calling process one that has no more rights than any other process of its user.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn give_up_capabilities() -> Result<()> {
+    /// The third layout, for the calling thread (`struct __user_cap_header_struct`).
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    /// No capabilities (two `struct __user_cap_data_struct`).
+    const NONE: [u32; 6] = [0; 6];
+    // SAFETY: the kernel reads a header and capabilities, which have this layout.
+    let set = unsafe { libc::syscall(libc::SYS_capset, HEADER.as_ptr(), NONE.as_ptr()) };
+    Errno::result(set).context("capset")?;
     Ok(())
 }
 

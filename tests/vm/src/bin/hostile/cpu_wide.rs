@@ -2,6 +2,7 @@
 //! Tests that counting on whole CPUs belongs to one descriptor at a time.
 
 use std::fs::File;
+use std::io::{Read, Write, pipe};
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,12 +13,15 @@ use shared_abi::ioctl::{CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, 
 use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
 use vm_tests::stats::until_threads;
 use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, run_on, wait_for_rest};
 use vm_tests::witness::Witness;
 
 use crate::Test;
 use crate::device::{self, USER, counting};
 use vm_tests::shared;
-use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, wait_until};
+use vm_tests::users::{
+    Child, NOBODY, admit, as_user, become_user, give_up_capabilities, wait_until,
+};
 
 /// Sets what CPU 0 counts, and starts. Returns the first refusal of these two requests, if there is
 /// one.
@@ -34,6 +38,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         ("whole CPUs stop with who has started them", stops_with_owner),
         ("whole CPUs stop when their descriptor is closed", stops_with_descriptor),
         ("a sleeping thread does not keep whole CPUs from counting", sleeper),
+        ("a thread that wakes where a whole CPU counts is told so", awakes),
         ("reserved fields of a CPU's control are refused", reserved),
     ];
     for (name, check) in checks {
@@ -94,6 +99,36 @@ fn sleeper() -> Result<()> {
     });
     sleeper.kill()?;
     outcome
+}
+
+/// Nothing but the start itself changes what is loaded on the CPU: the thread counts what the CPU
+/// counts, and has the same user, so that both have one page.
+fn awakes() -> Result<()> {
+    let words = shared::words()?;
+    let (mut sleeps, mut wakes) = pipe()?;
+    let sleeper = Child::fork(|| {
+        give_up_capabilities()?;
+        run_on(SELF, &[0])?;
+        let device = open_device()?;
+        device::create(&device, 0)?;
+        device::control(&device, counting(&[USER]))?;
+        words[0].store(1, SeqCst);
+        sleeps.read_exact(&mut [0])?;
+        let sums = device::read(&device);
+        ensure!(sums == Err(Refusal::EBUSY), "it reads {sums:?}");
+        Ok(())
+    })?;
+    let outcome = wait_until(|| words[0].load(SeqCst) == 1, "a thread to count").and_then(|()| {
+        wait_for_rest(&sleeper.pid.to_string())?;
+        let device = open_device()?;
+        start(&device, &[USER]).context("the administrator cannot start")?;
+        wakes.write_all(&[0])?;
+        Ok(device)
+    });
+    match outcome {
+        Ok(_counted) => sleeper.join(),
+        Err(error) => sleeper.kill().and(Err(error)),
+    }
 }
 
 fn reserved() -> Result<()> {
