@@ -43,10 +43,17 @@ use crate::vcpu::{Counting, ThisVcpu, Vcpu};
 pub(crate) const INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
 /// Branches retired in user mode.
 pub(crate) const BRANCHES: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
+/// What a fixed counter counts, in user mode. The first one counts instructions.
+pub(crate) const FIXED: u64 = EVNTSEL_USR | EVNTSEL_EN;
 
-/// Narrow enough for tests to wrap.
-const WIDTH_BITS: u32 = 40;
+/// The widths of general and of fixed counters. Unit: bits.
+const WIDTHS: [u32; 2] = [40, 44];
 const VCPUS: usize = 2;
+
+/// Returns all bits of a counter.
+fn mask(index: usize) -> u64 {
+    Machine::caps().width(PhysSlot::new(index as u32).unwrap()).mask()
+}
 
 /// Adds to a count. The simulator's atomics, with which this is built for mutants, only load and
 /// store.
@@ -157,15 +164,15 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn caps() -> PmuCaps {
-        let width = CounterWidth::new(WIDTH_BITS).unwrap();
+        let [general_width, fixed_width] = WIDTHS.map(|bits| CounterWidth::new(bits).unwrap());
         PmuCaps {
             vendor: VENDOR_INTEL,
             version: 3,
             features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
             general: 4,
             fixed: 3,
-            general_width: width,
-            fixed_width: width,
+            general_width,
+            fixed_width,
         }
     }
 
@@ -197,7 +204,9 @@ impl Machine {
         };
         for vcpu in 0..VCPUS {
             // Counters hold something, and wrap soon.
-            machine.vcpus[vcpu].raw.borrow_mut().fill((1 << WIDTH_BITS) - 100);
+            for (index, raw) in machine.vcpus[vcpu].raw.borrow_mut().iter_mut().enumerate() {
+                *raw = mask(index).wrapping_sub(99);
+            }
             machine.on(vcpu, |cpu| cpu.register(1, 0)).unwrap();
         }
         machine.take_hypercalls();
@@ -242,15 +251,15 @@ impl Machine {
     pub(crate) fn execute(&self, vcpu: usize, instructions: u64, branches: u64) {
         let fake = &self.vcpus[vcpu];
         let config = fake.programmed.borrow();
-        let mask = Self::caps().general_width.mask();
         for slot in slots_of(config.slots()) {
-            let events = match config.evntsel(slot) & !(EVNTSEL_CMASK | EVNTSEL_OS) {
-                INSTRUCTIONS => instructions,
-                BRANCHES => branches,
-                other => panic!("the machine does not know event {other:#x}"),
+            let evntsel = config.evntsel(slot) & !(EVNTSEL_CMASK | EVNTSEL_OS);
+            let events = match (slot.fixed_number(), evntsel) {
+                (Some(0), FIXED) | (None, INSTRUCTIONS) => instructions,
+                (None, BRANCHES) => branches,
+                other => panic!("the machine does not know event {other:x?}"),
             };
             let raw = &mut fake.raw.borrow_mut()[slot.index()];
-            *raw = raw.wrapping_add(events) & mask;
+            *raw = raw.wrapping_add(events) & mask(slot.index());
         }
         fake.tsc.set(fake.tsc.get() + instructions);
     }
@@ -302,8 +311,7 @@ impl Machine {
         for (index, slot) in fake.page.slots.iter().enumerate() {
             let bit = PhysSlot::new(index as u32).unwrap().bit();
             let counts = config.slots() & bit != 0;
-            let mask = if counts { Self::caps().general_width.mask() } else { 0 };
-            slot.mask.store(mask, Relaxed);
+            slot.mask.store(if counts { mask(index) } else { 0 }, Relaxed);
         }
         *fake.programmed.borrow_mut() = config;
     }

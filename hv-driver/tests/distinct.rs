@@ -414,7 +414,7 @@ fn a_cpu_that_is_not_the_drivers_is_not_measured() {
 #[test]
 fn the_drivers_own_counter_is_not_the_guests_last() {
     // One general counter.
-    let small = Identity { perfmon: [0x0730_0103, 0, 0, 0x603], ..NEHALEM };
+    let small = Identity { perfmon: [0x0730_0103, 0, 0, 3 | 40 << 5], ..NEHALEM };
     let measured = Driver::new(&small, &Settings { measure_cost: true, ..SETTINGS });
     assert_eq!(measured.err(), Some(Refusal::NoCounters));
     assert!(Driver::new(&small, &SETTINGS).is_ok());

@@ -1953,10 +1953,10 @@ mod requests {
         let driver = Driver::new(&nehalem(), &accounts).unwrap();
         let slots = driver.accounts.map(|slots| [slots.guest.index(), slots.hypervisor.index()]);
         assert_eq!((driver.caps.general, slots), (1, Some([2, 1])));
-        let two = Identity { perfmon: [0x0730_0203, 0, 0, 0x603], ..nehalem() };
+        let two = Identity { perfmon: [0x0730_0203, 0, 0, 3 | 40 << 5], ..nehalem() };
         let refused = Driver::new(&two, &Settings { accounts: true, ..SETTINGS });
         assert_eq!(refused.unwrap_err(), hv_driver::Refusal::NoCounters);
-        let one = Identity { perfmon: [0x0730_0103, 0, 0, 0x603], ..nehalem() };
+        let one = Identity { perfmon: [0x0730_0103, 0, 0, 3 | 40 << 5], ..nehalem() };
         let refused = Driver::new(&one, &Settings { profile: true, ..SETTINGS });
         assert_eq!(refused.unwrap_err(), hv_driver::Refusal::NoCounters);
     }

@@ -10,7 +10,7 @@ use shared_abi::read::Counters;
 const NEHALEM: Identity = Identity {
     vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
     signature: 0x106a3,
-    perfmon: [0x0730_0403, 0x44, 0, 0x603],
+    perfmon: [0x0730_0403, 0x44, 0, 3 | 40 << 5],
     // A debug store.
     features: 1 << 21,
     ..Identity::NONE
@@ -142,12 +142,15 @@ fn a_cpu_like_the_boot_cpu_counts_and_is_left_as_it_was() {
 
 #[test]
 fn what_counts_before_is_stopped_on_a_cpu_that_is_refused_too() {
-    let (driver, mut pcpu, pmu) = (driver(&NEHALEM, false), Pcpu::new(), Memory::new());
-    let narrower = Identity { perfmon: [0x0728_0403, 0x44, 0, 0x503], ..NEHALEM };
-    let refusal = come_up(&driver, &mut pcpu, &narrower, &pmu);
-    assert_eq!(refusal, Err(Refusal::Counters(0x0728_0403)));
-    assert!(!pcpu.counts());
-    assert_eq!((pmu.held(0x186), pmu.held(GLOBAL_CTRL)), (0, FOUND));
+    // Its general counters are narrower, or its fixed ones.
+    for (general, fixed) in [(0x0728_0403, 3 | 40 << 5), (0x0730_0403, 3 | 32 << 5)] {
+        let (driver, mut pcpu, pmu) = (driver(&NEHALEM, false), Pcpu::new(), Memory::new());
+        let narrower = Identity { perfmon: [general, 0x44, 0, fixed], ..NEHALEM };
+        let refusal = come_up(&driver, &mut pcpu, &narrower, &pmu);
+        assert_eq!(refusal, Err(Refusal::Counters(general)));
+        assert!(!pcpu.counts());
+        assert_eq!((pmu.held(0x186), pmu.held(GLOBAL_CTRL)), (0, FOUND));
+    }
 }
 
 #[test]
@@ -160,7 +163,7 @@ fn another_cpu_is_refused_by_name() {
     let smaller_core = Identity { core_type: 0x2000_0001, ..NEHALEM };
     assert_eq!(check(smaller_core), Err(Refusal::Model(0x106a3)));
     assert_eq!(check(ZEN), Err(Refusal::Model(0x0080_0f12)));
-    let fewer_fixed = Identity { perfmon: [0x0730_0403, 0x44, 0, 0x602], ..NEHALEM };
+    let fewer_fixed = Identity { perfmon: [0x0730_0403, 0x44, 0, 2 | 40 << 5], ..NEHALEM };
     assert_eq!(check(fewer_fixed), Err(Refusal::Counters(0x0730_0403)));
     // The same counters, and something else that the driver relies on.
     let without_pebs = Identity { features: 0, ..NEHALEM };
@@ -244,7 +247,7 @@ fn an_interrupt_stops_no_counter_while_the_driver_has_the_pmu() {
 fn counters_that_an_interrupt_has_frozen_go_on_when_the_driver_takes_the_pmu() {
     // CTR_FRZ, beside the overflow of a counter.
     const FROZEN: u64 = 1 << 59;
-    let version_4 = Identity { perfmon: [0x0730_0404, 0x44, 0, 0x603], ..NEHALEM };
+    let version_4 = Identity { perfmon: [0x0730_0404, 0x44, 0, 3 | 40 << 5], ..NEHALEM };
     let amd_version_2 = Identity { extended: 1 << 23, perfmon_amd: [1, 6], ..ZEN };
     for (boot, status, acknowledge, all) in [
         (version_4, GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x7_0000_000f),

@@ -316,15 +316,15 @@ mod tests {
     const INSTRUCTIONS_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
 
     fn caps() -> PmuCaps {
-        let width = CounterWidth::new(48).unwrap();
+        let [general_width, fixed_width] = [48, 40].map(|bits| CounterWidth::new(bits).unwrap());
         PmuCaps {
             vendor: VENDOR_INTEL,
             version: 3,
             features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
             general: 4,
             fixed: 3,
-            general_width: width,
-            fixed_width: width,
+            general_width,
+            fixed_width,
         }
     }
 

@@ -8,15 +8,15 @@ use shared_abi::config::{ConfigError, MODE_SAMPLING};
 use shared_abi::{Config, CounterConfig, CounterWidth, PhysSlot, PmuCaps};
 
 fn sampling(period: u64) -> Result<Config, ConfigError> {
-    let width = CounterWidth::new(48).unwrap();
+    let [general_width, fixed_width] = [48, 40].map(|bits| CounterWidth::new(bits).unwrap());
     let caps = PmuCaps {
         vendor: VENDOR_INTEL,
         version: 3,
         features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
         general: 4,
         fixed: 3,
-        general_width: width,
-        fixed_width: width,
+        general_width,
+        fixed_width,
     };
     let counter = CounterConfig {
         slot: 1,

@@ -138,15 +138,15 @@ fn valid_counters() -> impl Strategy<Value = Vec<CounterConfig>> {
 
 /// Returns a CPU that has every counter and every feature.
 fn able() -> PmuCaps {
-    let width = CounterWidth::new(48).unwrap();
+    let [general_width, fixed_width] = [48, 40].map(|bits| CounterWidth::new(bits).unwrap());
     PmuCaps {
         vendor: VENDOR_INTEL,
         version: 2,
         features: CAPS_SAMPLING | CAPS_ALL_EVENTS,
         general: 16,
         fixed: 8,
-        general_width: width,
-        fixed_width: width,
+        general_width,
+        fixed_width,
     }
 }
 

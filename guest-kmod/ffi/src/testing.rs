@@ -431,15 +431,16 @@ impl Fake {
 
 /// Returns what the hypervisor answers to a query.
 fn answer() -> HvQuery {
-    let width = CounterWidth::new(48).expect("a width");
+    let [general_width, fixed_width] =
+        [48, 40].map(|bits| CounterWidth::new(bits).expect("a width"));
     let caps = PmuCaps {
         vendor: VENDOR_INTEL,
         version: 3,
         features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
         general: 4,
         fixed: 3,
-        general_width: width,
-        fixed_width: width,
+        general_width,
+        fixed_width,
     };
     HvQuery {
         abi_major: ABI_MAJOR.into(),

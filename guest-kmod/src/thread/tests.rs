@@ -15,7 +15,7 @@ use shared_abi::thread_page::THREAD_PAUSED;
 
 use super::*;
 use crate::publish::published;
-use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, TestThread, control, counter};
+use crate::testing::{BRANCHES, FIXED, INSTRUCTIONS, Machine, TestThread, control, counter};
 
 mod stale;
 
@@ -69,16 +69,16 @@ fn a_thread_migrates() {
 
 #[test]
 fn counters_wrap() {
-    // The machine's counters start 100 events before they wrap.
+    // The machine's counters start 100 events before they wrap, each at its own width.
     let machine = Machine::new();
     let thread = machine.thread();
-    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.start(&[counter(0, INSTRUCTIONS), counter(16, FIXED)]);
     thread.execute(99);
-    assert_eq!(counts(&thread), [99]);
+    assert_eq!(counts(&thread), [99, 99]);
     thread.execute(2);
-    assert_eq!(counts(&thread), [101]);
+    assert_eq!(counts(&thread), [101, 101]);
     thread.switch_out();
-    assert_eq!(counts(&thread), [101]);
+    assert_eq!(counts(&thread), [101, 101]);
 }
 
 #[test]

@@ -72,7 +72,8 @@ impl Model {
         general: 4,
         fixed: 0,
         general_width: 48,
-        fixed_width: 48,
+        // There is no fixed counter, so nothing may depend on this.
+        fixed_width: 40,
     };
     /// A processor with the core extension.
     pub const AMD_CORE: Self = Self { version: 1, general: 6, ..Self::AMD };

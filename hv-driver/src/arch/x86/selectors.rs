@@ -156,7 +156,7 @@ mod tests {
         let nehalem = Identity {
             vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
             signature: 0x106a3,
-            perfmon: [0x0730_0403, 0, 0, 0x603],
+            perfmon: [0x0730_0403, 0, 0, 3 | 40 << 5],
             ..Identity::NONE
         };
         let (caps, _) = nehalem.pmu().unwrap();

@@ -107,16 +107,8 @@ mod tests {
     use crate::count::CounterWidth;
 
     fn caps(vendor: u32, features: u32) -> PmuCaps {
-        let width = CounterWidth::new(48).unwrap();
-        PmuCaps {
-            vendor,
-            version: 3,
-            features,
-            general: 4,
-            fixed: 3,
-            general_width: width,
-            fixed_width: width,
-        }
+        let [general_width, fixed_width] = [48, 40].map(|bits| CounterWidth::new(bits).unwrap());
+        PmuCaps { vendor, version: 3, features, general: 4, fixed: 3, general_width, fixed_width }
     }
 
     #[test]
