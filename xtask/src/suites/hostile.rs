@@ -18,9 +18,20 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Boots one machine, and tests the same in a PVH tenant.
 pub fn pvh(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("pvh", ["/work/hostile", "control", "pvh"])?.driver("all")?;
-    tenants::add_tenant(&mut spec, "hostile", &[(String::new(), rootfs::tenant()?)])?;
+    in_tenant(report, "pvh")
+}
+
+/// Boots one machine, and tests the same in an HVM tenant.
+pub fn hvm(report: &mut Report) -> Result<()> {
+    in_tenant(report, "hvm")
+}
+
+/// Makes the tests in a tenant of this kind.
+fn in_tenant(report: &mut Report, kind: &str) -> Result<()> {
+    let command = ["/work/hostile", "control", kind];
+    let further = [(String::new(), rootfs::tenant()?)];
+    let mut spec = tenants::with_tenant(kind, &command, "hostile", &further)?.driver("all")?;
     spec.topology.memory_mib += 768;
-    spec.timeout *= 8;
+    spec.timeout *= 2;
     report.program(spec, "hostile")
 }

@@ -79,6 +79,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("lifecycle", driver::lifecycle),
     Suite::vm("hostile", hostile::run),
     Suite::long("hostile-pvh", hostile::pvh),
+    Suite::long("hostile-hvm", hostile::hvm),
     Suite::long("vm-fuzz", vm_fuzz::run),
     Suite::vm("overflow", overflow::run),
     Suite::vm("programs", programs::run),
