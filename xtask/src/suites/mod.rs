@@ -150,6 +150,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::suites::report::Tier;
     use crate::tools::sh;
 
     #[test]
@@ -166,5 +167,25 @@ mod tests {
             assert_eq!(count, 1, "{} is in {count} rows", suite.name);
         }
         assert_eq!(named.len(), SUITES.len(), "a row names a suite that is not there");
+    }
+
+    #[test]
+    fn the_page_of_dangers_says_which_suites_are_in_the_long_tier() {
+        let page = fs::read_to_string(sh::project().join("docs/soundness.md")).unwrap();
+        let page = page.replace('\n', " ");
+        let (_, list) = page.split_once("In the long tier are ").unwrap();
+        let (named, others) = list.split_once(", and the suites on another machine").unwrap();
+        let (kinds, _) = others.split_once("`. ").unwrap();
+        let (begin, ends) = kinds.split_once(" or end in ").unwrap();
+        let quoted = |text: &str| -> Vec<String> {
+            text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        let [named, begin, ends] = [named, begin, ends].map(quoted);
+        for suite in SUITES {
+            let is_named = named.iter().any(|name| name == suite.name)
+                || begin.iter().any(|start| suite.name.starts_with(start))
+                || ends.iter().any(|end| suite.name.ends_with(end));
+            assert_eq!(is_named, suite.tier == Tier::Long, "{}", suite.name);
+        }
     }
 }
