@@ -107,24 +107,31 @@ pub fn clock(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Boots two machines with the same CPUs but for their counters, which are narrower in the second.
-/// A tenant that counts is saved in the first, and restored in the other.
+/// Boots a machine in which a tenant that counts is saved, and two in which it is restored. They
+/// have the same CPUs, but one has narrower counters, and the other one has a Xen without the
+/// driver.
 pub fn elsewhere(report: &mut Report) -> Result<()> {
+    // The control domain holds the tenant's memory as a file, and this file again in the archive
+    // that it is booted with or leaves.
+    const MEMORY: &str = "dom0_mem=1664M,max:1664M";
     let out = cache::scratch("emigrant")?;
-    let machine = |role, file| -> Result<Spec> {
-        let mut spec = spec("pv", "all", &["/work/tenants", role, file])?;
-        // The control domain holds the tenant's memory as a file, and this file again in the
-        // archive that it is booted with or leaves.
+    let machine = |command: &[&str]| -> Result<Spec> {
+        let mut spec = spec("pv", "all", &[&["/work/tenants"][..], command].concat())?;
         spec.topology.memory_mib += 640;
-        spec.hypervisor()?.add("dom0_mem=1664M,max:1664M");
+        spec.hypervisor()?.add(MEMORY);
         Ok(spec)
     };
-    let mut from = machine("emigration", "/out/saved")?;
+    let mut from = machine(&["emigration", "/out/saved"])?;
     from.keep_out(&out)?;
     report.program(from, "tenants")?;
-    let mut to = machine("immigration", "/work/saved")?;
+    let saved = (out.join("saved"), "/work/saved".to_owned());
+    let mut to = machine(&["immigration", "/work/saved"])?;
     to.topology.cpu.push_str(",pmu-width=40");
-    to.files.push((out.join("saved"), "/work/saved".into()));
+    to.files.push(saved.clone());
+    report.program(to, "tenants")?;
+    let to = machine(&["immigration", "--without-driver", "/work/saved"])?;
+    let mut to = to.stock(&format!("dom0_max_vcpus=4 sched=credit {MEMORY}"));
+    to.files.push(saved);
     report.program(to, "tenants")
 }
 

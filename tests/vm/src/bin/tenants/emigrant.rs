@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs in the control domains of two hosts: a tenant is saved on one, and restored on the other,
-//! which has other counters.
+//! Runs in the control domains of three hosts. A tenant is saved on one, and restored on the
+//! others, of which one has other counters and one has no driver.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -21,6 +21,13 @@ const OTHERS: Why = Why {
     errno: libc::ESTALE,
     names: ["ESTALE", "Stale file handle"],
     answer: "this host has other counters than the one before",
+};
+
+/// The host has a hypervisor that does not know the driver's hypercalls.
+const WITHOUT_DRIVER: Why = Why {
+    errno: libc::ENOSYS,
+    names: ["ENOSYS", "Function not implemented"],
+    answer: "this hypervisor has no perfctr driver",
 };
 
 /// Makes a tenant count, and saves it to this file in the middle of counting.
@@ -63,6 +70,20 @@ pub fn arrives(file: &str) -> Result<ExitCode> {
     xen.allow(tenant.domain, false)?;
     let whose = "a tenant that has loaded its module anew where counters are others";
     expect_refusal(&mut tally, whose, &mut tenant, &FORBIDDEN)?;
+    tenant.destroy()?;
+    Ok(tally.finish())
+}
+
+/// Restores the tenant on this host, which has no driver. Its threads were saved in the middle of
+/// their reads, and RDPMC faults here. They have to get the error all the same: a fault that nobody
+/// handles would end the tenant's first program, and so its kernel.
+pub fn strands(file: &str) -> Result<ExitCode> {
+    toolstack::start()?;
+    let mut tally = Tally::default();
+    let mut tenant = Tenant::restore(NAME, file)?;
+    tenant.unpause()?;
+    let whose = "a tenant that is restored where there is no driver";
+    expect_refusal(&mut tally, whose, &mut tenant, &WITHOUT_DRIVER)?;
     tenant.destroy()?;
     Ok(tally.finish())
 }

@@ -48,6 +48,9 @@ enum Role {
     Immigration {
         /// The file.
         saved: String,
+        /// The host has no driver.
+        #[arg(long)]
+        without_driver: bool,
     },
     /// Creates a tenant that the CPU virtualises, and counts beside it.
     TenantDemo {
@@ -81,7 +84,8 @@ fn main() -> Result<ExitCode> {
         Role::Pvh => peek::control(),
         Role::Migrate => roam::control(),
         Role::Emigration { saved } => emigrant::leaves(&saved),
-        Role::Immigration { saved } => emigrant::arrives(&saved),
+        Role::Immigration { saved, without_driver: false } => emigrant::arrives(&saved),
+        Role::Immigration { saved, without_driver: true } => emigrant::strands(&saved),
         Role::TenantDemo { hvm, options } => demo::control(hvm, &options),
         Role::Program(options) => program::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),
