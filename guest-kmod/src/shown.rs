@@ -325,7 +325,7 @@ mod tests {
 
     use super::*;
     use crate::perf::EventConfig;
-    use crate::testing::{INSTRUCTIONS, Machine, counter};
+    use crate::testing::{INSTRUCTIONS, Machine, counter, program};
     use shared_abi::Config;
     use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
@@ -333,10 +333,6 @@ mod tests {
 
     const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
     const ROOT: Observer = Observer { container: 0x100, uid: 0, number: 8, sees_kernel: true };
-
-    fn program(uid: u32) -> Subject {
-        Subject { container: 0x100, uid, kind: SUBJECT_OPEN }
-    }
 
     fn guarded(uid: u32) -> Subject {
         Subject { kind: SUBJECT_GUARDED, ..program(uid) }

@@ -323,25 +323,27 @@ impl Machine {
     }
 }
 
-/// perf's state of one event on a vCPU.
+/// perf's state of the events on a vCPU.
 #[derive(Default)]
 pub(crate) struct Books {
-    /// The time of each [`EventTime`].
+    /// The time of each [`EventTime`], which all events have in common.
     pub(crate) times: [u64; 3],
-    /// What perf was given of the event, in order.
-    pub(crate) progress: Vec<Progress>,
-    /// The times that were subtracted.
-    pub(crate) stalls: Vec<u64>,
+    /// What perf was given of each event, in order.
+    pub(crate) progress: Vec<(u32, Progress)>,
+    /// The times that were subtracted from those of each event.
+    pub(crate) stalls: Vec<(u32, u64)>,
     /// The number of periods of each sample.
     pub(crate) samples: Vec<u64>,
     /// Whether the kernel has to report an overflow.
     pub(crate) report_due: bool,
 }
 
-/// A vCPU of the machine, on which a program of this user executes.
+/// A vCPU of the machine.
 pub(crate) struct Local<'a> {
     pub(crate) machine: &'a Machine,
-    uid: u32,
+    vcpu: usize,
+    /// What executes on it.
+    pub(crate) present: Subject,
     /// For each choice of a page, for whom the one before was still registered.
     pub(crate) chosen: Vec<Option<u32>>,
     /// What perf was given, and has.
@@ -349,16 +351,26 @@ pub(crate) struct Local<'a> {
 }
 
 impl<'a> Local<'a> {
+    /// Makes vCPU 0, on which a program of this user executes.
     pub(crate) fn new(machine: &'a Machine, uid: u32) -> Self {
-        machine.on(0, |cpu| cpu.unregister()).unwrap();
-        Self { machine, uid, chosen: Vec::new(), books: Books::default() }
+        Self::on(machine, 0, program(uid))
+    }
+
+    pub(crate) fn on(machine: &'a Machine, vcpu: usize, present: Subject) -> Self {
+        machine.on(vcpu, |cpu| cpu.unregister()).unwrap();
+        Self { machine, vcpu, present, chosen: Vec::new(), books: Books::default() }
     }
 
     /// Returns for whom a page is registered.
     pub(crate) fn registered(&self) -> Option<u32> {
         let vcpu = |vcpu: &Vcpu| vcpu.is_registered().then_some(vcpu.shown().number);
-        self.machine.on(0, |cpu| vcpu(cpu.vcpu))
+        self.machine.on(self.vcpu, |cpu| vcpu(cpu.vcpu))
     }
+}
+
+/// Returns a program that other programs of this user may look into.
+pub(crate) fn program(uid: u32) -> Subject {
+    Subject { container: 0x100, uid, kind: SUBJECT_OPEN }
 }
 
 impl<'a> LocalVcpu for Local<'a> {
@@ -366,15 +378,15 @@ impl<'a> LocalVcpu for Local<'a> {
     type User = Observer;
 
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'a>>) -> R) -> R {
-        self.machine.on(0, run)
+        self.machine.on(self.vcpu, run)
     }
 
     fn with_state<R>(&mut self, run: impl FnOnce(&mut Vcpu) -> R) -> R {
-        self.machine.on(0, |cpu| run(cpu.vcpu))
+        self.machine.on(self.vcpu, |cpu| run(cpu.vcpu))
     }
 
     fn executing(&self) -> Subject {
-        Subject { container: 0x100, uid: self.uid, kind: SUBJECT_OPEN }
+        self.present
     }
 
     fn observer_of(user: Observer) -> Observer {
@@ -405,12 +417,12 @@ impl LocalEvents for Local<'_> {
         self.books.times[which as usize]
     }
 
-    fn book_progress(&mut self, _: u32, progress: &Progress) {
-        self.books.progress.push(*progress);
+    fn book_progress(&mut self, index: u32, progress: &Progress) {
+        self.books.progress.push((index, *progress));
     }
 
-    fn book_stall(&mut self, _: u32, stalled: u64) {
-        self.books.stalls.push(stalled);
+    fn book_stall(&mut self, index: u32, stalled: u64) {
+        self.books.stalls.push((index, stalled));
     }
 
     fn sample(&mut self, _: u32, _: Registers, _: &HvPlace, periods: u64) {
@@ -482,6 +494,7 @@ impl Hypervisor for FakeKernel<'_> {
             OP_REGISTER => {
                 let wanted = HvRegister::read_from_bytes(argument).unwrap();
                 self.machine.registered.borrow_mut().push(wanted.gfn);
+                self.machine.program(self.vcpu, Config::default());
                 page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
             }
             OP_UNREGISTER => {

@@ -22,6 +22,7 @@ use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
 mod again;
 mod books;
 mod branches;
+mod model;
 
 const USER: u64 = EVNTSEL_USR;
 /// Flags that are nothing to the core, by the names that `linux/perf_event.h` gives these bits.

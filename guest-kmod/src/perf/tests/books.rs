@@ -22,7 +22,7 @@ fn a_removed_event_was_stalled_until_where_the_books_end() {
         machine.refuse(None);
         local.books.times = [500, began + 400, began + 450];
         local.remove_event(0, false, false).unwrap();
-        assert_eq!(take(&mut local.books.stalls), [0, 400]);
+        assert_eq!(take(&mut local.books.stalls), [(0, 0), (0, 400)]);
     }
 }
 
@@ -35,7 +35,7 @@ fn an_event_that_overflows_just_before_it_is_stopped_is_in_its_next_period() {
     for (more, samples) in [(1_300, 1), (2_400, 2)] {
         machine.execute(0, more, 0);
         local.stop_event(0, true);
-        let given = |(count, left)| Progress { count, left, stalled: 0 };
+        let given = |(count, left)| (0, Progress { count, left, stalled: 0 });
         let left = 1_000 - more as i64;
         let next = left + 1_000 * samples as i64;
         assert_eq!(take(&mut local.books.progress), [(more, left), (0, next)].map(given));
