@@ -17,7 +17,7 @@ use crate::tools::sh;
 
 /// The number of parts that the host tier's faults are divided into. The usual run tries one of
 /// them, another one every day.
-const SHARDS: usize = 20;
+const SHARDS: usize = 30;
 
 /// Runs the suite: it tries a part of the host tier's faults, and in the long tier all of them. The
 /// faults that need a build of their own take most of the time, so only the long tier tries them.
