@@ -215,10 +215,10 @@ impl Modules {
             let place = |path: String| Module::new(path.as_ref(), Facts::default());
             let mut module = match mode {
                 Mode::Hypervisor => self.hypervisor.module(&addresses),
-                Mode::Kernel => place(kernel_of(domain)),
-                Mode::User => place(format!("[user mode of domain {domain}]")),
-                Mode::ForKernel => place(format!("[Xen for {}", &kernel_of(domain)[1..])),
-                Mode::ForUser => place(format!("[Xen for user mode of domain {domain}]")),
+                // What the hypervisor executes for code has the code's name, so that a table can
+                // put it beside what the code executes itself. They differ in the layer.
+                Mode::Kernel | Mode::ForKernel => place(kernel_of(domain)),
+                Mode::User | Mode::ForUser => place(format!("[user mode of domain {domain}]")),
                 other => place(format!("[{other:?} of domain {domain}]")),
             };
             if let (Mode::Kernel | Mode::ForKernel, Some(own)) = (mode, self.kernels.get(&domain)) {

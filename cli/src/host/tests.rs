@@ -148,8 +148,8 @@ fn what_the_hypervisor_executes_for_a_domain_is_at_the_domains_instructions() {
     let modes = [Mode::Kernel, Mode::ForKernel, Mode::ForUser];
     let expected = [
         ("[kernel of domain 3]", Layer::Kernel, "xennet_poll"),
-        ("[Xen for kernel of domain 3]", Layer::Hypervisor, "xennet_poll"),
-        ("[Xen for user mode of domain 3]", Layer::Hypervisor, ""),
+        ("[kernel of domain 3]", Layer::Hypervisor, "xennet_poll"),
+        ("[user mode of domain 3]", Layer::Hypervisor, ""),
     ];
     let expected =
         expected.map(|(path, layer, names)| (path.to_owned(), Some(layer), names.to_owned()));
