@@ -2,6 +2,7 @@
 //! Implements `perfctr report`, which shows recorded profiles, for people and for programs.
 
 mod annotate;
+mod caused;
 mod debuginfod;
 pub mod diff;
 mod firefox;
@@ -49,6 +50,11 @@ pub struct Options {
         conflicts_with_all = ["sort", "call_graph", "format"]
     )]
     annotate: Option<String>,
+    /// Shows what a host's domains execute themselves, what the hypervisor executes for them, and
+    /// both. Without `--sort`, it distinguishes domains and their functions, for which the profile
+    /// must have been recorded with `--at-guests`.
+    #[arg(long, conflicts_with_all = ["call_graph", "annotate", "format"])]
+    caused: bool,
     /// Writes this format.
     #[arg(short, long, value_enum, default_value = "text")]
     format: Format,
@@ -184,12 +190,16 @@ pub fn events(profiles: &[Profile]) -> String {
 
 /// Returns the output for people.
 fn text(options: &Options, profile: &Profile) -> Result<String> {
+    let names = || symbols::name(profile, |text| print_note(text));
     if let Some(function) = &options.annotate {
-        let names = symbols::name(profile, |text| print_note(text));
-        return annotate::annotate(profile, &names, function);
+        return annotate::annotate(profile, &names(), function);
+    }
+    if options.caused {
+        let keys = caused::columns(&options.sort, profile)?;
+        return Ok(caused::table(profile, &names(), &keys));
     }
     let keys = Key::columns(&options.sort, profile)?;
-    let names = symbols::name(profile, |text| print_note(text));
+    let names = names();
     let graph = options.call_graph.then(|| graph::tree(profile, &names));
     Ok(table::table(profile, &names, &keys) + &graph.unwrap_or_default())
 }

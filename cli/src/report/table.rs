@@ -37,15 +37,33 @@ pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<Str
 /// Returns the table as text, with a summary above it. A row has the number of samples that have
 /// its cells in the columns `keys`. Columns about code show a sample's innermost frame.
 pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
-    let rows = ordered(profile, names, keys);
+    let all = profile.samples();
+    let rows = ordered(profile, names, keys).into_iter();
+    let rows = rows.map(|(row, samples)| (row, share(samples, all)));
+    lines(profile, keys, &format!("{:>10} {:>7}", "samples", "%"), &rows.collect::<Vec<_>>())
+}
+
+/// Returns a number of samples and their share, as rows have them.
+pub fn share(samples: u64, all: u64) -> String {
+    format!("{samples:>10} {:>7}", percent(samples, all))
+}
+
+/// Returns the lines of a table. Each row has its numbers before its cells, and `numbers` is the
+/// heading of the numbers.
+pub fn lines(
+    profile: &Profile,
+    keys: &[Key],
+    numbers: &str,
+    rows: &[(Vec<String>, String)],
+) -> String {
     let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();
     let cells = || rows.iter().map(|(row, _)| row).chain([&heading]);
     let width = |n: usize| cells().map(|row| row[n].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..keys.len()).map(width).collect();
-    let line = |samples: &str, percent: &str, row: &[String]| {
+    let line = |numbers: &str, row: &[String]| {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
         let cells: Vec<String> = cells.collect();
-        format!("{samples:>10} {percent:>7}  {}", cells.join("  ")).trim_end().to_owned() + "\n"
+        format!("{numbers}  {}", cells.join("  ")).trim_end().to_owned() + "\n"
     };
     let mut text = format!("{}\n", summary(profile));
     let missed = profile.missed();
@@ -56,16 +74,15 @@ pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
         let unobserved = profile.unobserved;
         text += &format!("threads or programs that could not be observed: {unobserved}\n");
     }
-    text += &line("samples", "%", &heading);
-    let all = profile.samples();
-    for (row, samples) in &rows {
-        text += &line(&samples.to_string(), &percent(*samples, all), row);
+    text += &line(numbers, &heading);
+    for (row, numbers) in rows {
+        text += &line(numbers, row);
     }
     text
 }
 
 /// Returns the text in one column of a sample that was taken at this time.
-fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u64) -> String {
+pub fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u64) -> String {
     // A stack has at least one frame.
     let named = &names[stack.frames[0] as usize];
     match key {
