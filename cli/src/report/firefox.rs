@@ -1,21 +1,29 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Writes the Firefox Profiler's format, which <https://profiler.firefox.com> reads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use anyhow::{Context, Result};
 use fxprof_processed_profile::{
-    CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, Profile as Document,
-    ReferenceTimestamp, SamplingInterval, Timestamp, WeightType,
+    CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, ProcessHandle,
+    Profile as Document, ReferenceTimestamp, SamplingInterval, StackHandle, ThreadHandle,
+    Timestamp, WeightType,
 };
 
 use super::symbols::Named;
 use super::{framed, layer, summary};
-use crate::profile::{Layer, Profile};
+use crate::host::CONTROL_DOMAIN;
+use crate::profile::{Layer, Profile, Stack, Thread};
 
-/// The time between two samples of profiles without times. The profiler wants some, so a thread's
+/// The time between two samples of profiles without times. The profiler wants some, so a track's
 /// samples follow each other there, one in each ms.
 const PERIOD_NS: u64 = 1_000_000;
+
+/// The number of the process whose threads are the physical CPUs. No domain has it.
+const PHYSICAL: u32 = u32::MAX;
+
+/// A sample: its time, its track, its frames and its weight.
+type Sample = (u64, ThreadHandle, Option<StackHandle>, i32);
 
 /// Returns the whole document, in which all names are resolved.
 pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
@@ -24,42 +32,23 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     let mut document = Document::new(&title, epoch, SamplingInterval::from_nanos(PERIOD_NS));
     document.set_product(&format!("{title}: {}", summary(profile)));
     document.set_symbolicated(true);
-    let start = at(0);
-    let (mut processes, mut threads) = (HashMap::new(), Vec::new());
-    for thread in &profile.threads {
-        let title = profile.name(thread);
-        let process = *processes
-            .entry(thread.pid)
-            .or_insert_with(|| document.add_process(&title, thread.pid, start));
-        let handle = document.add_thread(process, thread.tid, start, thread.tid == thread.pid);
-        document.set_thread_name(handle, &title);
-        document.set_thread_samples_weight_type(handle, WeightType::Samples);
-        threads.push((handle, 0));
-    }
-    let kernel = document.add_category("Kernel", CategoryColor::Blue);
-    let mut samples = Vec::new();
+    let mut threads = threads(&mut document, profile);
+    let mut cpus = cpus(&mut document, profile);
+    let (mut categories, mut samples) = (HashMap::new(), Vec::new());
     for stack in &profile.stacks {
-        let (thread, before) = &mut threads[stack.thread as usize];
-        let category = |frame| match layer(profile, frame) {
-            Some(Layer::Kernel) => kernel,
-            _ => CategoryHandle::OTHER,
+        let frame = |(frame, function): (u32, &str)| {
+            let category = category(profile, stack, frame).map(|(name, colour)| {
+                *categories.entry(name).or_insert_with(|| document.add_category(name, colour))
+            });
+            label(&mut document, function, category.unwrap_or(CategoryHandle::OTHER))
         };
-        let frames: Vec<FrameInfo> = framed(names, stack)
-            .map(|(frame, function)| FrameInfo {
-                frame: Frame::Label(document.intern_string(function)),
-                category_pair: category(frame).into(),
-                flags: FrameFlags::empty(),
-            })
-            .collect();
-        let frames = document.intern_stack_frames(*thread, frames.into_iter());
-        samples.extend(stack.times.iter().map(|&time| (time, *thread, frames, 1)));
-        if stack.times.is_empty() {
-            let weight = i32::try_from(stack.samples).with_context(|| {
-                let found = stack.samples;
-                format!("{found} samples of one stack found, {} at most expected", i32::MAX)
-            })?;
-            samples.push((*before * PERIOD_NS, *thread, frames, weight));
-            *before += stack.samples;
+        let mut frames: Vec<FrameInfo> = framed(names, stack).map(frame).collect();
+        let thread = stack.thread as usize;
+        samples.extend(threads[thread].samples(&mut document, stack, &frames)?);
+        if let Some(cpu) = stack.cpu.and_then(|cpu| cpus.get_mut(&cpu)) {
+            let vcpu = profile.name(&profile.threads[thread]);
+            frames.insert(0, label(&mut document, &vcpu, CategoryHandle::OTHER));
+            samples.extend(cpu.samples(&mut document, stack, &frames)?);
         }
     }
     samples.sort_by_key(|(time, ..)| *time);
@@ -67,6 +56,95 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
         document.add_sample(thread, at(time), frames, CpuDelta::ZERO, weight);
     }
     Ok(serde_json::to_vec(&document)?)
+}
+
+/// Adds a track for each thread. In the profile of a host these are virtual CPUs.
+fn threads(document: &mut Document, profile: &Profile) -> Vec<Track> {
+    let mut processes = HashMap::new();
+    let track = |thread: &Thread| {
+        let is_vcpu = profile.host.is_some();
+        let title = profile.name(thread);
+        let process = *processes.entry(thread.pid).or_insert_with(|| {
+            let process = if is_vcpu { thread.domain() } else { title.clone() };
+            document.add_process(&process, thread.pid, at(0))
+        });
+        // The numbers of a domain and of its virtual CPUs have nothing to do with each other.
+        let is_main = !is_vcpu && thread.tid == thread.pid;
+        Track::new(document, process, thread.tid, is_main, &title)
+    };
+    profile.threads.iter().map(track).collect()
+}
+
+/// Adds a track for each physical CPU that has samples.
+fn cpus(document: &mut Document, profile: &Profile) -> BTreeMap<u32, Track> {
+    let cpus: BTreeSet<u32> = profile.stacks.iter().filter_map(|stack| stack.cpu).collect();
+    let process = document.add_process("physical CPUs", PHYSICAL, at(0));
+    let track = |cpu| (cpu, Track::new(document, process, cpu, false, &format!("CPU {cpu}")));
+    cpus.into_iter().map(track).collect()
+}
+
+/// A line of the profiler's picture, which it calls a thread.
+struct Track {
+    thread: ThreadHandle,
+    /// The samples without times that are in it already.
+    before: u64,
+}
+
+impl Track {
+    fn new(
+        document: &mut Document,
+        process: ProcessHandle,
+        tid: u32,
+        is_main: bool,
+        title: &str,
+    ) -> Self {
+        let thread = document.add_thread(process, tid, at(0), is_main);
+        document.set_thread_name(thread, title);
+        document.set_thread_samples_weight_type(thread, WeightType::Samples);
+        Self { thread, before: 0 }
+    }
+
+    /// Returns the samples of a stack in this track.
+    fn samples(
+        &mut self,
+        document: &mut Document,
+        stack: &Stack,
+        frames: &[FrameInfo],
+    ) -> Result<Vec<Sample>> {
+        let frames = document.intern_stack_frames(self.thread, frames.iter().cloned());
+        if !stack.times.is_empty() {
+            let sample = |&time: &u64| (time, self.thread, frames, 1);
+            return Ok(stack.times.iter().map(sample).collect());
+        }
+        let weight = i32::try_from(stack.samples).with_context(|| {
+            let found = stack.samples;
+            format!("{found} samples of one stack found, {} at most expected", i32::MAX)
+        })?;
+        let time = self.before * PERIOD_NS;
+        self.before += stack.samples;
+        Ok(vec![(time, self.thread, frames, weight)])
+    }
+}
+
+/// Returns the name and the colour of a frame's category, if it has a layer. The control domain's
+/// user mode is not that of a tenant: there the host's own programs execute.
+fn category(profile: &Profile, stack: &Stack, frame: u32) -> Option<(&'static str, CategoryColor)> {
+    let domain = profile.threads[stack.thread as usize].pid;
+    Some(match layer(profile, frame)? {
+        Layer::Hypervisor => ("Hypervisor", CategoryColor::Orange),
+        Layer::Kernel => ("Kernel", CategoryColor::Blue),
+        Layer::User if domain == CONTROL_DOMAIN => ("Host user", CategoryColor::Purple),
+        Layer::User => ("User", CategoryColor::Green),
+    })
+}
+
+/// Returns a frame with this text.
+fn label(document: &mut Document, text: &str, category: CategoryHandle) -> FrameInfo {
+    FrameInfo {
+        frame: Frame::Label(document.intern_string(text)),
+        category_pair: category.into(),
+        flags: FrameFlags::empty(),
+    }
 }
 
 /// Returns the profiler's form of a time since the recording began.
@@ -78,8 +156,11 @@ fn at(ns: u64) -> Timestamp {
 mod tests {
     use serde_json::Value;
 
+    use super::super::symbols;
     use super::super::tests::{of_host, profile, with_kernel};
     use super::*;
+    use crate::elf::Facts;
+    use crate::profile::{self, Module};
 
     /// Returns a thread's stacks, the outermost function first, with their weights, as the format's
     /// description has them: tables whose columns are arrays.
@@ -138,12 +219,73 @@ mod tests {
     }
 
     #[test]
-    fn a_hosts_tracks_are_its_virtual_cpus() {
-        let (profile, names) = of_host();
+    fn each_layer_of_a_host_has_a_colour_of_its_own() {
+        let (mut profile, _) = of_host();
+        let mut module = Module::new("[user mode of domain 0]".as_ref(), Facts::default());
+        module.layer = Some(Layer::User);
+        profile.modules.push(module);
+        profile.frames.push(profile::Frame { module: Some(3), address: 0x10 });
+        profile.stacks[1].frames = vec![1, 3];
+        let names = symbols::name(&profile, |why| panic!("{why}"));
         let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
-        let threads = document["threads"].as_array().unwrap();
-        let names: Vec<_> = threads.iter().map(|thread| thread["name"].as_str()).collect();
-        assert_eq!(names, [Some("Domain-0 vCPU 1"), Some("domain 3 vCPU 1")]);
+        let mut found = BTreeSet::new();
+        for thread in document["threads"].as_array().unwrap() {
+            let frames = &thread["frameTable"];
+            for n in 0..frames["length"].as_u64().unwrap() as usize {
+                let func = frames["func"][n].as_u64().unwrap() as usize;
+                let name = thread["funcTable"]["name"][func].as_u64().unwrap() as usize;
+                let category = frames["category"][n].as_u64().unwrap() as usize;
+                let category = &document["meta"]["categories"][category];
+                let words = [&thread["stringArray"][name], &category["name"], &category["color"]];
+                found.insert(words.map(|word| word.as_str().unwrap().to_owned()));
+            }
+        }
+        let expected = [
+            ["Domain-0 vCPU 1", "Other", "grey"],
+            ["[user mode of domain 0]", "Host user", "purple"],
+            ["[user mode of domain 3]", "User", "green"],
+            ["do_idle", "Kernel", "blue"],
+            ["domain 3 vCPU 1", "Other", "grey"],
+            ["schedule", "Hypervisor", "orange"],
+        ];
+        assert_eq!(found, BTreeSet::from(expected.map(|words| words.map(str::to_owned))));
+    }
+
+    #[test]
+    fn a_hosts_tracks_are_its_virtual_and_its_physical_cpus() {
+        let (mut profile, names) = of_host();
+        // A virtual CPU may have the number of its domain.
+        profile.threads[0].tid = 0;
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let track = |thread: &Value| {
+            let name = |key: &str| thread[key].as_str().unwrap().to_owned();
+            let mut samples = BTreeMap::<String, u64>::new();
+            for (words, weight) in stacks(thread) {
+                *samples.entry(words).or_default() += weight;
+            }
+            (name("processName"), name("name"), samples)
+        };
+        let tracks: Vec<_> = document["threads"].as_array().unwrap().iter().map(track).collect();
+        let expected = |process: &str, name: &str, samples: &[(&str, u64)]| {
+            let samples = samples.iter().map(|&(words, number)| (words.to_owned(), number));
+            (process.to_owned(), name.to_owned(), samples.collect::<BTreeMap<_, _>>())
+        };
+        let user = "[user mode of domain 3]";
+        let expected = [
+            expected("Domain-0", "Domain-0 vCPU 0", &[("schedule", 4), ("do_idle", 2)]),
+            expected("domain 3", "domain 3 vCPU 1", &[("schedule", 1), (user, 3)]),
+            expected("physical CPUs", "CPU 0", &[("Domain-0 vCPU 0 > schedule", 4)]),
+            expected(
+                "physical CPUs",
+                "CPU 1",
+                &[
+                    ("Domain-0 vCPU 0 > do_idle", 2),
+                    ("domain 3 vCPU 1 > schedule", 1),
+                    ("domain 3 vCPU 1 > [user mode of domain 3]", 3),
+                ],
+            ),
+        ];
+        assert_eq!(tracks, expected);
     }
 
     #[test]
