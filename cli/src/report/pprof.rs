@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use prost::Message;
 
+use super::Key;
 use super::symbols::Named;
+use super::table::cell;
 use crate::profile;
 
 #[derive(Clone, PartialEq, Message)]
@@ -139,14 +141,23 @@ pub fn encode(profile: &profile::Profile, names: &[Named]) -> Vec<u8> {
     let [tid, pid, thread] = ["tid", "pid", "thread"].map(|key| strings.of(key));
     let sample = |stack: &profile::Stack| {
         let of = &profile.threads[stack.thread as usize];
+        let mut label = vec![
+            Label { key: thread, str: strings.of(&profile.name(of)), num: 0 },
+            Label { key: tid, str: 0, num: of.tid.into() },
+            Label { key: pid, str: 0, num: of.pid.into() },
+        ];
+        if profile.host.is_some() {
+            let labels = labels_of_host(profile, names, stack);
+            label.extend(labels.map(|[key, text]| Label {
+                key: strings.of(&key),
+                str: strings.of(&text),
+                num: 0,
+            }));
+        }
         Sample {
             location_id: stack.frames.iter().map(|&frame| u64::from(frame) + 1).collect(),
             value: [stack.samples, stack.samples * profile.period].map(|n| n as i64).to_vec(),
-            label: vec![
-                Label { key: thread, str: strings.of(&profile.name(of)), num: 0 },
-                Label { key: tid, str: 0, num: of.tid.into() },
-                Label { key: pid, str: 0, num: of.pid.into() },
-            ],
+            label,
         }
     };
     let sample = profile.stacks.iter().map(sample).collect();
@@ -161,6 +172,18 @@ pub fn encode(profile: &profile::Profile, names: &[Named]) -> Vec<u8> {
         period: profile.period as i64,
     };
     document.encode_to_vec()
+}
+
+/// Returns the labels of a host's sample, each with its text. Numbers are texts here, too, because
+/// `go tool pprof` ignores a number that is 0, and the first CPU has this number.
+fn labels_of_host(
+    profile: &profile::Profile,
+    names: &[Named],
+    stack: &profile::Stack,
+) -> [[String; 2]; 4] {
+    let column = |key: Key| [key.heading(), cell(profile, names, stack, key, 0)];
+    let vcpu = profile.threads[stack.thread as usize].tid.to_string();
+    [column(Key::Layer), column(Key::Domain), ["vcpu".to_owned(), vcpu], column(Key::Cpu)]
 }
 
 fn mappings(profile: &profile::Profile, strings: &mut Strings) -> Vec<Mapping> {
@@ -248,6 +271,27 @@ mod tests {
         let vcpu = |n: usize| samples(&read(&host, &names))[n].clone();
         assert_eq!(vcpu(1), ("Domain-0 vCPU 1".to_owned(), 1, 0, vec![2, 20_000]));
         assert_eq!(vcpu(3), ("domain 3 vCPU 1".to_owned(), 1, 3, vec![3, 30_000]));
+    }
+
+    #[test]
+    fn samples_of_a_host_have_labels_by_which_they_can_be_chosen() {
+        let labels = |document: &Profile, n: usize| {
+            let text = |n: i64| document.string_table[n as usize].clone();
+            let labels = document.sample[n].label.iter().skip(3);
+            labels.map(|label| (text(label.key), text(label.str), label.num)).collect::<Vec<_>>()
+        };
+        let (mut host, names) = of_host();
+        host.threads[1].tid = 0;
+        let document = read(&host, &names);
+        let expected = |texts: [&str; 4]| {
+            let keys = ["layer", "domain", "vcpu", "cpu"].into_iter().zip(texts);
+            keys.map(|(key, text)| (key.to_owned(), text.to_owned(), 0)).collect::<Vec<_>>()
+        };
+        assert_eq!(labels(&document, 0), expected(["hypervisor", "Domain-0", "1", "0"]));
+        assert_eq!(labels(&document, 1), expected(["kernel", "Domain-0", "1", "1"]));
+        assert_eq!(labels(&document, 3), expected(["user", "domain 3", "0", "1"]));
+        let (program, names) = profile();
+        assert_eq!(labels(&read(&program, &names), 0), []);
     }
 
     #[test]
