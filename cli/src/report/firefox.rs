@@ -9,6 +9,7 @@ use fxprof_processed_profile::{
     Profile as Document, ReferenceTimestamp, SamplingInterval, StackHandle, ThreadHandle,
     Timestamp, WeightType,
 };
+use serde_json::Value;
 
 use super::symbols::Named;
 use super::{framed, layer, summary};
@@ -55,7 +56,19 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     for (time, thread, frames, weight) in samples {
         document.add_sample(thread, at(time), frames, CpuDelta::ZERO, weight);
     }
+    let mut document = serde_json::to_value(&document)?;
+    remove_cpu_times(&mut document);
     Ok(serde_json::to_vec(&document)?)
+}
+
+/// Removes the samples' CPU times, which nobody has measured. The profiler draws a track as high as
+/// the share of CPU time in it, so it would draw nothing if all of these times were 0.
+fn remove_cpu_times(document: &mut Value) {
+    for thread in document["threads"].as_array_mut().into_iter().flatten() {
+        if let Some(samples) = thread["samples"].as_object_mut() {
+            samples.remove("threadCPUDelta");
+        }
+    }
 }
 
 /// Adds a track for each thread. In the profile of a host these are virtual CPUs.
@@ -154,8 +167,6 @@ fn at(ns: u64) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::super::symbols;
     use super::super::tests::{of_host, profile, with_kernel};
     use super::*;
@@ -201,6 +212,7 @@ mod tests {
         let deltas = threads[1]["samples"]["timeDeltas"].as_array().unwrap();
         let deltas: Vec<f64> = deltas.iter().map(|delta| delta.as_f64().unwrap()).collect();
         assert_eq!(deltas, [0.0, 1.0], "the second stack begins behind the first one's sample");
+        assert_eq!(threads[1]["samples"].get("threadCPUDelta"), None, "tracks have a height");
         assert_eq!(document["meta"]["symbolicated"], true);
     }
 
