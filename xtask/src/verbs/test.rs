@@ -208,6 +208,8 @@ fn summary(reports: &[Report]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
     use crate::machine::{Boots, Repeat};
 
@@ -289,12 +291,18 @@ mod tests {
             let (_, rest) = stat.rsplit_once(") ").unwrap();
             rest.split(' ').nth(16).unwrap().parse().unwrap()
         }
-        let noted: fn(&mut Report) -> Result<()> = |report| {
+        fn noted(report: &mut Report) -> Result<()> {
             report.note(format!("{} {}", nice(), sh::output(&mut cmd("nice", [""; 0]))?.trim()));
             report.record("it", Ok(()), Duration::ZERO);
             Ok(())
-        };
-        let (one, other) = (Suite::model("one", noted), Suite::vm("other", noted));
+        }
+        /// Ends only if two suites run at the same time.
+        fn together(report: &mut Report) -> Result<()> {
+            static BOTH: Barrier = Barrier::new(2);
+            BOTH.wait();
+            noted(report)
+        }
+        let (one, other) = (Suite::model("one", together), Suite::vm("other", together));
         let notes = |suites: &[&Suite]| -> Vec<String> {
             let reports = reports(suites, Volume::Usual).unwrap();
             reports.into_iter().flat_map(|report| report.notes).collect()
@@ -304,7 +312,8 @@ mod tests {
             notes(&[&other, &one]),
             ["one: 19 19".to_owned(), format!("other: {own} {own}")]
         );
-        assert_eq!(notes(&[&one]), [format!("one: {own} {own}")]);
+        let alone = Suite::model("alone", noted);
+        assert_eq!(notes(&[&alone]), [format!("alone: {own} {own}")]);
     }
 
     #[test]
