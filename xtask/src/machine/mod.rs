@@ -22,7 +22,7 @@ use anyhow::Result;
 
 pub use self::initramfs::complete as initramfs;
 pub use self::outcome::{Failure, Outcome, Status};
-pub use self::profile::HostLinux;
+pub use self::profile::{Emulator, HostLinux, Topology};
 #[cfg(test)]
 pub use self::runs::Repeat;
 pub use self::runs::{Boots, boots, repeated};
