@@ -19,7 +19,7 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2712
+#define PERFCTR_VCPU_BYTES 2720
 
 /*
  * Bytes of storage of a domain, all zeroes at first.
@@ -281,6 +281,10 @@ struct perfctr_options {
    */
   bool all_domains;
   /*
+   * Whether the driver is on even if some CPUs cannot count, or differ from the boot CPU.
+   */
+  bool some_cpus;
+  /*
    * See Settings::measure_cost.
    */
   bool measure_cost;
@@ -292,6 +296,10 @@ struct perfctr_options {
    * See Settings::counts_entries.
    */
   bool counts_entries;
+  /*
+   * See Settings::counts_interrupts.
+   */
+  bool counts_interrupts;
   /*
    * See Settings::profile.
    */
@@ -536,6 +544,13 @@ bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
 void perfctr_core_enter_guest(const struct perfctr_core_cpu *cpu,
                               struct perfctr_core_vcpu *vcpu,
                               bool kernel);
+
+/*
+ * Notes an interrupt or an exception that has interrupted a PV guest; see Vcpu::interrupted.
+ */
+void perfctr_core_interrupted(const struct perfctr_core_cpu *cpu,
+                              struct perfctr_core_vcpu *vcpu,
+                              uint8_t vector);
 
 /*
  * Notes a change of the guest's mode. Returns whether to send the guest the virtual interrupt.

@@ -55,6 +55,9 @@ pub struct Driver {
     /// Whether the CPUs count the instruction that enters a guest as one of the guest's, in the
     /// mode that it enters.
     pub counts_entries: bool,
+    /// Whether the CPUs count each interrupt and each exception as an instruction of the code that
+    /// it interrupts.
+    pub counts_interrupts: bool,
     /// Gives each domain its serial.
     pub serials: Serials,
     /// The slots that the driver uses: the guests' and those that are taken from them.
@@ -119,6 +122,7 @@ impl Driver {
             all_domains: settings.all_domains,
             guest_reads_exit,
             counts_entries: settings.counts_entries && caps.vendor == VENDOR_AMD,
+            counts_interrupts: settings.counts_interrupts,
             serials: Serials::new(),
             enabled,
         })

@@ -20,6 +20,15 @@ use crate::shares::Shares;
 /// The distance to the next overflow when a vCPU has had too many, unit: events.
 const PUT_OFF_EVENTS: u64 = 1 << 20;
 
+/// When a counter counts an event that is not the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Surplus {
+    /// The counter is about to count it.
+    Coming,
+    /// The counter has just counted it.
+    Counted,
+}
+
 /// The sampling counters of a vCPU.
 #[derive(Debug)]
 pub(crate) struct Sampling {
@@ -106,17 +115,24 @@ impl Sampling {
         true
     }
 
-    /// Subtracts an event that a counter is about to count, so that its overflow comes when the
+    /// Subtracts an event that is not the guest's, so that a counter's overflow comes when the
     /// guest has reached its period. Returns whether the counter will still overflow.
+    ///
+    /// If the counter has counted the event already and holds 0, then this event has made it
+    /// overflow, and it is set to overflow again. Its interrupt, which is on the way, finds no
+    /// overflow then.
     pub(crate) fn take_back<P: Pmu>(
         &self,
         cpu: &ThisCpu<'_, P>,
         slot: PhysSlot,
         mask: u64,
+        surplus: Surplus,
     ) -> bool {
         let sign = mask & !(mask >> 1);
         let raw = cpu.pmu.counter(slot.counter_index());
-        let overflows = self.armed & slot.bit() != 0 && raw & sign != 0;
+        let overflowed_by_it = surplus == Surplus::Counted && raw == 0;
+        let not_yet = raw & sign != 0 || overflowed_by_it;
+        let overflows = self.armed & slot.bit() != 0 && not_yet;
         if overflows {
             let less = raw.wrapping_sub(1) & mask;
             cpu.pmu.write_register(cpu.driver.registers.counter(slot), less);

@@ -2,8 +2,9 @@
 //! Parses the option `perfctr`, which every hypervisor has for the host's administrator.
 
 /// The syntax of the option, for the console.
-pub const EXPECTED: &str = "on|off[,accounts][,all][,branches][,cost][,events=all]\
-                            [,entries=counted][,profile][,rate=<overflows per ms>]";
+pub const EXPECTED: &str = "on|off[,accounts][,all][,branches][,cost][,cpus=some][,events=all]\
+                            [,entries=counted][,interrupts=counted][,profile]\
+                            [,rate=<overflows per ms>]";
 
 /// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
 const OVERFLOWS_PER_MS: u32 = 50;
@@ -35,6 +36,11 @@ pub struct Settings {
     /// Whether the CPUs count the instruction that enters a guest in the mode that it enters,
     /// so that the driver has to subtract it (S. Das of AMD, KVM's mailing list, 26 April 2023).
     pub counts_entries: bool,
+    /// Whether the CPUs count each interrupt and each exception as an instruction of the code that
+    /// it interrupts, so that the driver has to subtract it (V. Weaver, D. Terpstra, S. Moore,
+    /// ISPASS 2013). It can do so for PV guests, whose interrupts and exceptions all come to the
+    /// hypervisor.
+    pub counts_interrupts: bool,
     /// Whether a general counter is kept from the guests, with which the host samples itself.
     pub profile: bool,
     /// Whether two general counters are kept from the guests, with which the host accounts what
@@ -57,6 +63,7 @@ impl Settings {
             all_events: false,
             all_domains: false,
             counts_entries: false,
+            counts_interrupts: false,
             profile: false,
             accounts: false,
             branches: false,
@@ -87,12 +94,16 @@ pub struct Options {
     pub on: bool,
     /// See [`Settings::all_domains`].
     pub all_domains: bool,
+    /// Whether the driver is on even if some CPUs cannot count, or differ from the boot CPU.
+    pub some_cpus: bool,
     /// See [`Settings::measure_cost`].
     pub measure_cost: bool,
     /// See [`Settings::all_events`].
     pub all_events: bool,
     /// See [`Settings::counts_entries`].
     pub counts_entries: bool,
+    /// See [`Settings::counts_interrupts`].
+    pub counts_interrupts: bool,
     /// See [`Settings::profile`].
     pub profile: bool,
     /// See [`Settings::accounts`].
@@ -108,9 +119,11 @@ impl Options {
     pub(crate) const OFF: Self = Self {
         on: false,
         all_domains: false,
+        some_cpus: false,
         measure_cost: false,
         all_events: false,
         counts_entries: false,
+        counts_interrupts: false,
         profile: false,
         accounts: false,
         branches: false,
@@ -137,11 +150,13 @@ impl Options {
             b"off" | b"0" | b"no" | b"false" | b"disable" => self.on = false,
             b"all" => self.all_domains = true,
             b"cost" => self.measure_cost = true,
+            b"cpus=some" => self.some_cpus = true,
             b"events=all" => self.all_events = true,
             b"profile" => self.profile = true,
             b"accounts" => self.accounts = true,
             b"branches" => self.branches = true,
             b"entries=counted" => self.counts_entries = true,
+            b"interrupts=counted" => self.counts_interrupts = true,
             _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
         }
         Some(())
@@ -156,6 +171,7 @@ impl Options {
             all_events: self.all_events,
             all_domains: self.all_domains,
             counts_entries: self.counts_entries,
+            counts_interrupts: self.counts_interrupts,
             profile: self.profile && host.can_profile,
             accounts: self.accounts && host.can_profile,
             branches: self.branches && host.can_record,
@@ -187,8 +203,10 @@ mod tests {
             ("yes", on),
             ("all", Options { all_domains: true, ..on }),
             ("cost", Options { measure_cost: true, ..on }),
+            ("cpus=some", Options { some_cpus: true, ..on }),
             ("events=all", Options { all_events: true, ..on }),
             ("entries=counted", Options { counts_entries: true, ..on }),
+            ("interrupts=counted", Options { counts_interrupts: true, ..on }),
             ("profile", Options { profile: true, ..on }),
             ("accounts", Options { accounts: true, ..on }),
             ("branches", Options { branches: true, ..on }),
@@ -215,7 +233,9 @@ mod tests {
             "rate=-1",
             "rate=4294967296",
             "events=some",
+            "cpus=all",
             "entries=all",
+            "interrupts=all",
             "ON",
         ] {
             assert_eq!(Options::parse(text.as_bytes()), None, "{text}");
@@ -229,6 +249,22 @@ mod tests {
             let host = HostFacts { ticks_per_ms: 1, owns_all: true, can_profile, can_record };
             let Settings { profile, accounts, branches, .. } = options.settings(&host);
             assert_eq!([profile, accounts, branches], [can_profile, can_profile, can_record]);
+        }
+    }
+
+    #[test]
+    fn what_cpus_count_is_set_word_by_word() {
+        let host =
+            HostFacts { ticks_per_ms: 1, owns_all: false, can_profile: false, can_record: false };
+        for (text, entries, interrupts) in [
+            ("on", false, false),
+            ("entries=counted", true, false),
+            ("interrupts=counted", false, true),
+            ("interrupts=counted,entries=counted", true, true),
+        ] {
+            let settings = Options::parse(text.as_bytes()).unwrap().settings(&host);
+            let found = (settings.counts_entries, settings.counts_interrupts);
+            assert_eq!(found, (entries, interrupts), "{text}");
         }
     }
 

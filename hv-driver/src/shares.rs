@@ -60,7 +60,7 @@ impl Shares {
         raw
     }
 
-    /// Subtracts an event that a running counter is about to count, and publishes the new sum.
+    /// Subtracts an event of a running counter that is not the guest's, and publishes the new sum.
     #[inline(always)]
     pub(crate) fn take_back(&mut self, page: &VcpuPage, slot: PhysSlot) {
         if let Some(own) = self.0.get_mut(slot.index()) {

@@ -22,7 +22,7 @@ use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Owner, ThisCpu};
 use crate::publish::{self, Left, Publisher, State};
-use crate::sampling::Sampling;
+use crate::sampling::{Sampling, Surplus};
 use crate::serial::DomainSerial;
 use crate::settings::Rate;
 use crate::shares::Shares;
@@ -67,6 +67,8 @@ pub struct Vcpu {
     /// Slots that count an entry into user mode, and into kernel mode, as an event of the guest's.
     counts_entry_user: u32,
     counts_entry_kernel: u32,
+    /// Slots that count interrupts and exceptions, of which the hypervisor knows each.
+    counts_interrupts: u32,
     /// Slots that count in only one of the two modes, and must be folded when the guest leaves it.
     gated: u32,
     /// The number of gated slots. Each is read once at a change of mode.
@@ -125,6 +127,7 @@ impl Vcpu {
             counts_kernel: 0,
             counts_entry_user: 0,
             counts_entry_kernel: 0,
+            counts_interrupts: 0,
             gated: 0,
             gated_reads: 0,
             plain: false,
@@ -339,17 +342,34 @@ impl Vcpu {
             GuestMode::Kernel => self.counts_entry_kernel,
         };
         if counts & self.running != 0 {
-            self.take_back(cpu, page, counts & self.running);
+            self.take_back(cpu, page, counts & self.running, Surplus::Coming);
+        }
+    }
+
+    /// Handles an interrupt or an exception with this vector, by which the CPU has just left a
+    /// guest with [`Rings::Folded`]. If the CPU has counted it as an instruction of the guest's,
+    /// this subtracts it from the guest's counts.
+    #[inline(always)]
+    pub fn interrupted<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, vector: u8) {
+        let counted = self.counts_interrupts & self.running;
+        if counted != 0 && !arch::is_instruction(vector) {
+            self.take_back(cpu, page, counted, Surplus::Counted);
         }
     }
 
     /// Subtracts one event from each of these slots, which are running.
     #[inline(never)]
-    fn take_back<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, slots: u32) {
+    fn take_back<P: Pmu>(
+        &mut self,
+        cpu: &mut ThisCpu<'_, P>,
+        page: &VcpuPage,
+        slots: u32,
+        surplus: Surplus,
+    ) {
         let _writing = self.publisher.begin(page);
         for slot in slots_of(slots) {
             let samples = self.sampling.slots() & slot.bit() != 0;
-            if !samples || !self.sampling.take_back(cpu, slot, self.shares.mask(slot)) {
+            if !samples || !self.sampling.take_back(cpu, slot, self.shares.mask(slot), surplus) {
                 self.shares.take_back(page, slot);
             }
         }
@@ -481,10 +501,12 @@ impl Vcpu {
             Rings::Folded => (user, kernel),
             Rings::Hardware => (config.slots(), config.slots()),
         };
-        let entries = match self.rings {
-            Rings::Hardware if driver.counts_entries => arch::entry_slots(config),
-            _ => 0,
+        let (entries, interrupts) = match self.rings {
+            Rings::Hardware if driver.counts_entries => (arch::entry_slots(config), 0),
+            Rings::Folded if driver.counts_interrupts => (0, arch::interrupt_slots(config)),
+            _ => (0, 0),
         };
+        self.counts_interrupts = interrupts;
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());

@@ -296,6 +296,123 @@ fn a_mode_that_is_entered_again_goes_on() {
     assert_eq!(m.sample().1, [20, 10, 0]);
 }
 
+/// Makes the driver of a Nehalem that counts each interrupt as an instruction.
+fn driver_that_counts_interrupts() -> Driver {
+    Driver::new(&nehalem(), &Settings { counts_interrupts: true, ..SETTINGS }).unwrap()
+}
+
+/// A page fault's vector, and the vectors of a device's interrupt and of INT3.
+const PAGE_FAULT: u8 = 14;
+const DEVICE: u8 = 0x31;
+const INT3: u8 = 3;
+
+impl Machine {
+    /// Interrupts the guest, which these counters count as an instruction of the guest's.
+    fn interrupt_guest(&mut self, vector: u8, counting: &[u32]) {
+        for index in counting {
+            let mut counters = self.pmu.counters.borrow_mut();
+            let counter = counters.entry(*index).or_default();
+            *counter = (*counter + 1) & ((1 << 48) - 1);
+        }
+        self.on(0, |vcpu, cpu, page| vcpu.interrupted(cpu, page, vector));
+    }
+}
+
+#[test]
+fn an_interrupt_that_the_cpu_counts_is_not_the_guests() {
+    let mut m = Machine::with(driver_that_counts_interrupts(), Guest::pv());
+    let cycles = 0x3c | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+    m.load(&[counter(0, USER), counter(1, KERNEL), counter(2, BOTH), counter(3, cycles)]);
+    m.pmu.take_writes();
+    let [mut user, mut kernel] = [0, 0];
+    for n in [5, 7, 11] {
+        for (mode, vector) in [(User, PAGE_FAULT), (Kernel, DEVICE), (Kernel, PAGE_FAULT)] {
+            m.toggle(mode);
+            // The CPU executes both modes in ring 3, and so counts in each counter.
+            m.interrupt_guest(vector, &[0, 1, 2]);
+            assert_eq!(m.sample().1, [user, kernel, user + kernel], "{mode:?}");
+            m.pmu.retire(n);
+            *(if mode == User { &mut user } else { &mut kernel }) += n;
+            assert_eq!(m.sample().1, [user, kernel, user + kernel], "{mode:?}");
+        }
+        assert!(!m.switch_from());
+        m.interrupt_guest(DEVICE, &[]);
+        assert!(!m.switch_to(1, Kernel, true));
+        assert_eq!(m.sample().1, [user, kernel, user + kernel], "after a switch");
+    }
+    let counters = IA32_PMC0..IA32_PMC0 + 4;
+    assert!(!m.pmu.take_writes().iter().any(|(msr, _)| counters.contains(msr)));
+}
+
+#[test]
+fn the_fixed_counter_of_instructions_counts_interrupts_too() {
+    const INSTRUCTIONS: u32 = 1 << 30;
+    let mut m = Machine::with(driver_that_counts_interrupts(), Guest::pv());
+    let slots = [0, 1].map(|n| PhysSlot::fixed(n).unwrap());
+    let rings = EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+    m.load(&slots.map(|slot| counter(slot.index() as u32, rings)));
+    m.pmu.counters.borrow_mut().extend([(INSTRUCTIONS, 90), (INSTRUCTIONS | 1, 90)]);
+    m.interrupt_guest(DEVICE, &[INSTRUCTIONS]);
+    let sample = sample_vcpu(&m.page, &m.pmu, &slots).unwrap();
+    assert_eq!(sample.counter[..2], [90, 90], "fixed counter 1 counts cycles");
+}
+
+#[test]
+fn an_interrupt_that_the_cpu_does_not_count_changes_nothing() {
+    const THRESHOLD: u64 = 1 << 24;
+    let tenant = Guest { rings: Rings::Hardware, ..Guest::pv() };
+    let branches = 0xc4 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+    let counts = driver_that_counts_interrupts;
+    for (driver, guest, evntsel, vector, what) in [
+        (driver(), Guest::pv(), BOTH, DEVICE, "not counted"),
+        (counts(), tenant, BOTH, DEVICE, "its own kernel is interrupted"),
+        (counts(), Guest::pv(), branches, DEVICE, "branches are counted"),
+        (counts(), Guest::pv(), BOTH | THRESHOLD, DEVICE, "cycles are counted"),
+        (counts(), Guest::pv(), BOTH, INT3, "INT3 is an instruction"),
+        (counts(), Guest::pv(), USER, DEVICE, "user mode's counter does not run in the kernel"),
+    ] {
+        let mut m = Machine::with(driver, guest);
+        m.load(&[counter(2, evntsel)]);
+        m.pmu.take_writes();
+        let stamp = m.page.seq.stamp();
+        m.interrupt_guest(vector, &[]);
+        assert!(m.page.seq.is_valid(stamp), "{what}");
+        assert_eq!(m.pmu.take_writes(), [], "{what}");
+    }
+}
+
+#[test]
+fn a_period_is_not_shortened_by_interrupts() {
+    let mut m = Machine::with(driver_that_counts_interrupts(), Guest::pv());
+    let sampling = |period| CounterConfig { mode: MODE_SAMPLING, period, ..counter(0, BOTH) };
+    for period in [1000, 40] {
+        m.load(&[sampling(period)]);
+        let start = m.sample().1[0];
+        for own in [0, 9, 20, period - 30] {
+            m.interrupt_guest(DEVICE, &[0]);
+            m.pmu.retire(own);
+        }
+        assert!(!m.interrupt(), "interrupts bring no period to its end");
+        // The counter holds -1. The next interrupt makes it overflow, and the one of that overflow
+        // is on its way.
+        m.interrupt_guest(PAGE_FAULT, &[0]);
+        m.interrupt_guest(DEVICE, &[0]);
+        assert!(!m.interrupt(), "the overflow was the interrupt's and not the guest's");
+        assert_eq!(m.sample().1[0] - start, period - 1);
+        m.pmu.retire(1);
+        // The overflow's own interrupt is counted, too.
+        m.pmu.take_writes();
+        m.interrupt_guest(DEVICE, &[0]);
+        assert_eq!(m.pmu.take_writes(), [], "it has overflowed, and would do so again");
+        assert!(m.interrupt(), "{period} instructions have retired");
+        assert_eq!(m.sample().1[0] - start, period);
+        m.interrupt_guest(DEVICE, &[0]);
+        m.pmu.retire(3);
+        assert!(!m.interrupt());
+        assert_eq!(m.sample().1[0] - start, period + 3);
+    }
+}
+
 #[test]
 fn a_vcpu_that_does_not_execute_is_not_charged() {
     let mut m = Machine::new();

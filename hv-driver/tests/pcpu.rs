@@ -161,7 +161,7 @@ fn another_cpu_is_refused_by_name() {
     let westmere = Identity { signature: 0x206c1, ..NEHALEM };
     assert_eq!(check(westmere), Err(Refusal::Model(0x206c1)));
     let smaller_core = Identity { core_type: 0x2000_0001, ..NEHALEM };
-    assert_eq!(check(smaller_core), Err(Refusal::Model(0x106a3)));
+    assert_eq!(check(smaller_core), Err(Refusal::CoreType(0x2000_0001)));
     assert_eq!(check(ZEN), Err(Refusal::Model(0x0080_0f12)));
     let fewer_fixed = Identity { perfmon: [0x0730_0403, 0x44, 0, 2 | 40 << 5], ..NEHALEM };
     assert_eq!(check(fewer_fixed), Err(Refusal::Counters(0x0730_0403)));

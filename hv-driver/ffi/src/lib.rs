@@ -35,7 +35,7 @@ pub const DRIVER_BYTES: usize = 304;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 584;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2712;
+pub const VCPU_BYTES: usize = 2720;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
@@ -484,6 +484,23 @@ pub unsafe extern "C" fn perfctr_core_enter_guest(
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this right before VMRUN, with interrupts disabled.
     vcpu.enter_guest(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel));
+}
+
+/// Notes an interrupt or an exception that has interrupted a PV guest; see [`Vcpu::interrupted`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_interrupted(
+    cpu: &CpuObject,
+    vcpu: &mut VcpuObject,
+    vector: u8,
+) {
+    let (vcpu, page) = vcpu.parts();
+    // SAFETY: C calls this before it enables interrupts again. In an NMI it does so only where the
+    // NMI has interrupted the guest, and so nothing that has `cpu`.
+    vcpu.interrupted(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, vector);
 }
 
 /// Notes a change of the guest's mode. Returns whether to send the guest the virtual interrupt.

@@ -12,6 +12,7 @@
 
 bool __read_mostly perfctr_on;
 bool __read_mostly perfctr_counts_entries;
+bool __read_mostly perfctr_some_cpus;
 u64 __read_mostly perfctr_taken;
 
 struct perfctr_core_driver *perfctr_driver(void)
@@ -198,7 +199,7 @@ int perfctr_take_cpus(void)
 	WRITE_ONCE(perfctr_taken, ++times);
 	on_each_cpu(take_here, &failed, 1);
 	cpus_read_unlock();
-	if (!failed)
+	if (!failed || perfctr_some_cpus)
 		return 0;
 	perfctr_give_cpus_back();
 	return -ENODEV;

@@ -45,6 +45,7 @@ static int start(const struct perfctr_options *options)
 		       (const char *)why.expected, why.found);
 		return -ENODEV;
 	}
+	perfctr_some_cpus = options->some_cpus;
 	err = perfctr_take_interrupt();
 	if (err)
 		return err;
@@ -56,7 +57,7 @@ static int start(const struct perfctr_options *options)
 		goto no_list;
 	err = perfctr_core_try_cpus();
 	if (err) {
-		pr_err("off: not every CPU can count\n");
+		pr_err("off: not every CPU can count; cpus=some counts on the others\n");
 		goto no_counters;
 	}
 	return 0;

@@ -50,6 +50,11 @@ extern bool perfctr_on;
  * before perfctr_on.
  */
 extern bool perfctr_counts_entries;
+/*
+ * Whether it is enough that some CPUs can count. This is set before any CPU is
+ * taken.
+ */
+extern bool perfctr_some_cpus;
 struct perfctr_core_driver *perfctr_driver(void);
 /* From this call on CPUs may be taken, also those that come up later. */
 int perfctr_start_cpus(void);

@@ -22,6 +22,7 @@
 
 bool __read_mostly perfctr_on;
 bool __read_mostly perfctr_counts_entries;
+bool __read_mostly perfctr_counts_interrupts;
 bool __read_mostly perfctr_keeps_accounts;
 
 struct perfctr_core_driver *perfctr_driver(void)
@@ -180,16 +181,16 @@ static void __init cf_check give_back(void *unused)
     go_down();
 }
 
-bool __init perfctr_take_cpus(void)
+bool __init perfctr_take_cpus(bool some)
 {
     bool all = true;
 
     on_each_cpu(take_this, &all, 1);
-    if ( all )
+    if ( all || some )
         register_cpu_notifier(&notifier);
     else
         on_each_cpu(give_back, NULL, 1);
-    return all;
+    return all || some;
 }
 
 /*

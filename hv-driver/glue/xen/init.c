@@ -80,14 +80,16 @@ static int __init cf_check perfctr_init(void)
         return 0;
     }
 
-    if ( !perfctr_take_cpus() )
+    if ( !perfctr_take_cpus(options.some_cpus) )
     {
-        printk(XENLOG_ERR "perfctr: off: not every CPU can count\n");
+        printk(XENLOG_ERR "perfctr: off: not every CPU can count;"
+                          " cpus=some counts on the others\n");
         release_pmu_ownership(PMU_OWNER_HVM);
         return 0;
     }
 
     perfctr_counts_entries = options.counts_entries;
+    perfctr_counts_interrupts = options.counts_interrupts;
     perfctr_keeps_accounts = options.accounts;
     perfctr_on = true;
     printk("perfctr: on, ABI %d.%d%s\n", PERFCTR_ABI_MAJOR, PERFCTR_ABI_MINOR,

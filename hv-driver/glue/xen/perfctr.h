@@ -19,6 +19,12 @@ void perfctr_switch_to(struct vcpu *v);
 void perfctr_svm_enter(struct vcpu *curr);
 
 /*
+ * Xen calls this when an interrupt or an exception has come, before it enables
+ * interrupts.
+ */
+void perfctr_interrupted(const struct cpu_user_regs *regs);
+
+/*
  * Xen calls this when a PV guest has changed between its kernel and user mode.
  */
 void perfctr_toggle(struct vcpu *v);

@@ -37,13 +37,21 @@ extern bool perfctr_on;
  */
 extern bool perfctr_counts_entries;
 /*
+ * Whether the core is called at each interrupt of a PV guest. This is set once,
+ * before perfctr_on.
+ */
+extern bool perfctr_counts_interrupts;
+/*
  * Whether CPUs may have to account at a switch. This is set once, before
  * perfctr_on.
  */
 extern bool perfctr_keeps_accounts;
 struct perfctr_core_driver *perfctr_driver(void);
-/* Takes over every CPU that is up, and later each one that comes up. */
-bool perfctr_take_cpus(void);
+/*
+ * Takes over every CPU that is up, and later each one that comes up. If one of
+ * them cannot count, it takes none, unless some are enough.
+ */
+bool perfctr_take_cpus(bool some);
 /* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
 void perfctr_departed_stats(struct perfctr_hv_stats *stats);

@@ -17,4 +17,4 @@ pub(crate) use x86::selectors::{can_limit_selectors, of_guest, of_hypervisor};
 pub use x86::{
     Fixed, Global, Identity, Readable, Refusal, Registers, global_bits, slots_of_global,
 };
-pub(crate) use x86::{entry_slots, masks_entry_of_pmu};
+pub(crate) use x86::{entry_slots, interrupt_slots, is_instruction, masks_entry_of_pmu};

@@ -334,16 +334,20 @@ impl Machine {
         }
     }
 
-    /// Checks that a vCPU's published sums never go backwards while its page is registered. In
-    /// guests with rings of their own they may do so if entries are counted.
+    /// Checks that a vCPU's published sums never go backwards while its page is registered. They
+    /// may do so if entries are counted, or interrupts of PV guests.
     pub fn check_sums(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         if domain.kind != Kind::Good || vcpu.registered.borrow().is_none() {
             return;
         }
-        // The driver subtracts entries from the sums before counters count them.
-        if self.shape.counts_entries && domain.hardware {
+        // The driver subtracts from the sums what counters count of these.
+        let subtracts = match domain.hardware {
+            true => self.shape.counts_entries,
+            false => self.shape.counts_interrupts,
+        };
+        if subtracts {
             return;
         }
         let before = vcpu.sums.get();

@@ -231,6 +231,7 @@ impl Machine {
     ///
     /// If `failsafe`, the incoming vCPU's segments cannot be loaded, so its kernel is called.
     pub fn switch_vcpu(self: &Rc<Self>, next: Option<usize>, failsafe: bool) {
+        self.interrupt_pv_guest();
         self.step(Step::Note("switch"));
         let cpu = &self.cpus[self.here.get()];
         if let Some(late) = cpu.lazy.get() {
@@ -277,6 +278,19 @@ impl Machine {
             if let Some((core, page)) = &mut *vcpu.registered.borrow_mut() {
                 let page = self.page(*page);
                 self.on_cpu(|cpu| core.enter_guest(cpu, page, mode(kernel)));
+            }
+        });
+    }
+
+    /// Takes back an interrupt that has interrupted a vCPU's guest and was counted there.
+    pub fn take_interrupt_back(&self, index: usize) {
+        const DEVICE: u8 = 0x31;
+        let vcpu = &self.vcpus[index];
+        vcpu.disturbances.set(vcpu.disturbances.get() + 1);
+        self.in_hypervisor(true, || {
+            if let Some((core, page)) = &mut *vcpu.registered.borrow_mut() {
+                let page = self.page(*page);
+                self.on_cpu(|cpu| core.interrupted(cpu, page, DEVICE));
             }
         });
     }
@@ -342,6 +356,7 @@ impl Machine {
     /// Makes the PMU interrupt this CPU, in the hypervisor's own agent.
     pub fn take_pmi(&self) {
         let cpu = &self.cpus[self.here.get()];
+        self.interrupt_pv_guest();
         self.see_to_overflow(cpu.current.get());
         cpu.switching.set(false);
     }

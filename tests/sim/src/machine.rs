@@ -464,6 +464,9 @@ pub fn set_listening(listening: bool) {
 /// The events of the instruction that enters a guest.
 const VMRUN: Events = [1, 1, 0, 0];
 
+/// The events of an interrupt, on CPUs that count it.
+const INTERRUPT: Events = [1, 0, 0, 0];
+
 /// The events of one instruction that does nothing special.
 const ONE_STEP: Events = [1, 0, 1, 0];
 
@@ -793,6 +796,18 @@ impl Machine {
             cpu.ring_0_events.set(add(cpu.ring_0_events.get(), &VMRUN));
         }
         cpu.pmu.retire(self.ring_of(vcpu, kernel), &VMRUN, 1 << vcpu.domain);
+    }
+
+    /// Interrupts the PV guest that executes here, if any, by an interrupt that its own counters
+    /// may count. The present agent is the hypervisor's own.
+    pub fn interrupt_pv_guest(&self) {
+        let cpu = &self.cpus[self.here.get()];
+        let counts = |index: &usize| {
+            self.shape.counts_interrupts && !self.domains[self.vcpus[*index].domain].hardware
+        };
+        let Some(index) = cpu.entered.get().filter(counts) else { return };
+        cpu.pmu.retire(Ring::Three, &INTERRUPT, 1 << self.vcpus[index].domain);
+        self.take_interrupt_back(index);
     }
 
     /// Returns whether a guest is being entered here whose counters count the entry. The driver

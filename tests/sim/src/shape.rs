@@ -105,6 +105,8 @@ pub struct Shape {
     pub model: Model,
     /// Whether its processors count the instruction that enters a guest as one of the guest's.
     pub counts_entries: bool,
+    /// Whether the CPUs count an interrupt as an instruction of the code that it interrupts.
+    pub counts_interrupts: bool,
     /// Whether the driver measures itself.
     pub cost: bool,
     /// The number of overflows that a vCPU may have in a thousand ticks.
@@ -164,6 +166,7 @@ impl Shape {
             }),
             model,
             counts_entries: model.distinguishes_guests() && Rng::new(seed ^ 0x7646).one_in(2),
+            counts_interrupts: Rng::new(seed ^ 0x1472).one_in(3),
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
             weights: Weights {
@@ -201,6 +204,7 @@ impl Shape {
             measure_cost: self.cost,
             all_events: true,
             counts_entries: self.counts_entries,
+            counts_interrupts: self.counts_interrupts,
             ..Settings::new(rate)
         };
         Driver::new(&self.model.cpuid(), &settings).expect("the machine's PMU is usable")
@@ -248,6 +252,7 @@ pub fn quiet(cpus: usize) -> Shape {
         domains: Vec::new(),
         model: PLAIN,
         counts_entries: false,
+        counts_interrupts: false,
         cost: false,
         overflows_max: u64::MAX,
         weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },

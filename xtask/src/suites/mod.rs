@@ -9,6 +9,7 @@ pub mod browser;
 pub mod changed;
 mod domains;
 mod driver;
+mod emulated;
 mod encodings;
 mod export;
 pub mod faults;
@@ -126,6 +127,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("system", system::run),
     Suite::long("pictures", pictures::run),
     Suite::long("domains", domains::run),
+    Suite::long("emulated", emulated::run),
     Suite::vm("stat", stat::run),
     Suite::vm("gate", gate::run),
     Suite::vm("perf", perf::run),

@@ -90,10 +90,15 @@ fn check_map(report: &mut Report) -> Result<()> {
 
 /// Builds a program that executes two instructions for each iteration, and four more.
 pub fn known(iterations: u32) -> Result<PathBuf> {
-    let program = cache::scratch(&format!("loop-{iterations}"))?;
+    assembled("loop", &format!("ITERATIONS={iterations}"))
+}
+
+/// Builds a program of the model's checks from this file of assembly, with this macro.
+pub fn assembled(name: &str, definition: &str) -> Result<PathBuf> {
+    let program = cache::scratch(&format!("{name}-{definition}"))?;
     let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-o"]);
-    gcc.arg(&program).arg(format!("-DITERATIONS={iterations}"));
-    sh::output(gcc.arg(sh::project().join("testbed/qemu/check/loop.S")))?;
+    gcc.arg(&program).arg(format!("-D{definition}"));
+    sh::output(gcc.arg(sh::project().join(format!("testbed/qemu/check/{name}.S"))))?;
     Ok(program)
 }
 

@@ -2,7 +2,7 @@
 //! Tests two domains: Debian's own tools create a tenant beside the control domain, with the same
 //! kernel.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::BufWriter;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -167,6 +167,21 @@ pub fn in_tenant(kind: &str, program: &str, files: &[(String, PathBuf)]) -> Resu
     spec.topology.memory_mib += 512;
     spec.add_program("vm-tests", "tenants")?;
     Ok(spec)
+}
+
+/// Describes a run of a script of BusyBox in such a tenant, which has the command and this program,
+/// as (path in the tenant, path here).
+pub fn script_in_tenant(kind: &str, text: &str, program: (String, PathBuf)) -> Result<Spec> {
+    let script = cache::scratch("script-in-tenant")?;
+    fs::write(&script, format!("#!/usr/bin/busybox sh\n{text}"))?;
+    fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+    let files = [
+        ("usr/bin/busybox".to_owned(), rootfs::busybox()?),
+        ("work/perfctr".to_owned(), guest::program("perfctr", "perfctr")?),
+        ("work/script".to_owned(), script),
+        program,
+    ];
+    in_tenant(kind, "/work/script", &files)
 }
 
 /// Describes a run of a command that creates a tenant of this kind (`pvh` or `hvm`). The tenant has

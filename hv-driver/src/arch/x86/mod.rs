@@ -13,9 +13,31 @@ pub(crate) mod selectors;
 pub(crate) use amd::entry_slots;
 use branches::BranchRegisters;
 pub use identity::Identity;
+use shared_abi::arch::EVNTSEL_QUALIFIERS;
 use shared_abi::caps::VENDOR_INTEL;
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
-use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
+use shared_abi::slot::slots_of;
+use shared_abi::{Config, CounterWidth, PhysSlot, PmuCaps};
+
+/// Returns the slots of a configuration that count interrupts and exceptions on a CPU that retires
+/// these as instructions: those of retired instructions, unless they have a threshold.
+///
+/// Both vendors have the same number for the event, and Intel's first fixed counter counts it, too.
+pub(crate) fn interrupt_slots(config: &Config) -> u32 {
+    let counts_instructions = |slot: &PhysSlot| match slot.fixed_number() {
+        Some(number) => number == 0,
+        None => config.evntsel(*slot) & EVNTSEL_QUALIFIERS == 0xc0,
+    };
+    let slots = slots_of(config.slots()).filter(counts_instructions);
+    slots.fold(0, |slots, slot| slots | slot.bit())
+}
+
+/// Returns whether what comes by this vector is an instruction itself, and retires as one: INT3 or
+/// INTO (SDM volume 3, "Sources of Exceptions"). INT n comes by entries of its own or, where a
+/// guest may not execute it, as an exception of another vector.
+pub(crate) const fn is_instruction(vector: u8) -> bool {
+    matches!(vector, 3 | 4)
+}
 
 /// Returns whether the local APICs of such CPUs mask their entry for the PMU when they deliver its
 /// interrupt.
@@ -44,6 +66,8 @@ pub enum Refusal {
     Family(u32),
     /// Leaf 1 of CPUID reports another model than on the boot CPU.
     Model(u32),
+    /// Leaf 0x1A of CPUID reports another kind of core than on the boot CPU.
+    CoreType(u32),
     /// CPUID reports other counters than on the boot CPU.
     Counters(u32),
     /// A register does not exist, or does not keep what is written to it.
@@ -63,6 +87,7 @@ impl Refusal {
             Self::Width(bits) => ("counters of 32 to 64 bits", bits),
             Self::Family(family) => ("AMD family 0x10 or later", family),
             Self::Model(signature) => ("the model of CPU 0", signature),
+            Self::CoreType(found) => ("the kind of core of CPU 0", found),
             Self::Counters(perfmon) => ("the counters of CPU 0", perfmon),
             Self::Register(msr) => ("registers that keep what is written to them", msr),
             Self::Branches(format) => ("branch records of Intel Nehalem to Ivy Bridge", format),
@@ -193,9 +218,12 @@ impl Identity {
     ///
     /// Says what differs.
     pub fn agrees(&self, other: &Self) -> Result<(), Refusal> {
-        let model = |cpuid: &Self| (cpuid.vendor, cpuid.family_and_model(), cpuid.core_type);
+        let model = |cpuid: &Self| (cpuid.vendor, cpuid.family_and_model());
         if model(self) != model(other) {
             return Err(Refusal::Model(other.signature));
+        }
+        if self.core_type != other.core_type {
+            return Err(Refusal::CoreType(other.core_type));
         }
         let counters = |cpuid: &Self| (cpuid.perfmon, cpuid.perfmon_masks, cpuid.perfmon_amd);
         if counters(self) != counters(other) || self.pmu()? != other.pmu()? {

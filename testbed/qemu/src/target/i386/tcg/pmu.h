@@ -55,6 +55,11 @@ void pmu_reset(X86CPU *cpu);
 uint64_t pmu_misc_enable(X86CPU *cpu);
 /* CPUID leaf 0xA; leaves the registers alone if there is no architectural PMU. */
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
+/* CPUID leaf 0x1A: the kind of core. */
+void pmu_cpuid_core_type(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
+/* CPUID leaf 0x23: which counters there are. */
+void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
+                     uint32_t *edx);
 /* CPUID leaf 0x80000022, AMD's version 2; all zeroes without it. */
 void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
 /* CPUID_EXT_PDCM, if there is an IA32_PERF_CAPABILITIES; otherwise 0. */
@@ -114,6 +119,16 @@ static inline uint64_t pmu_misc_enable(X86CPU *cpu)
 
 static inline void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
                                     uint32_t *edx)
+{
+}
+
+static inline void pmu_cpuid_core_type(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
+                                       uint32_t *edx)
+{
+}
+
+static inline void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx,
+                                   uint32_t *ecx, uint32_t *edx)
 {
 }
 

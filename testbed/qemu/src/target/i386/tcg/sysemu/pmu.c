@@ -38,6 +38,8 @@
 #define V2_STATUS_CLEAR  0xc0000302
 #define V2_STATUS_SET    0xc0000303
 #define V2_CPUID         0x80000022
+#define CORE_TYPE_CPUID  0x1a
+#define MASKS_CPUID      0x23
 
 #define EVNTSEL_USR      (1u << 16)
 #define EVNTSEL_OS       (1u << 17)
@@ -155,6 +157,14 @@ static bool has_globals(CPUX86State *env)
 static uint32_t general_counters(CPUX86State *env)
 {
     return is_intel(env) ? INTEL_COUNTERS : has_core_counters(env) ? CORE_COUNTERS : K7_COUNTERS;
+}
+
+/* The general counters that exist. */
+static uint32_t general_mask(CPUX86State *env)
+{
+    uint32_t all = (1u << general_counters(env)) - 1;
+
+    return is_intel(env) ? all & env_archcpu(env)->pmu_mask : all;
 }
 
 static uint64_t width_mask(CPUX86State *env)
@@ -707,6 +717,16 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         }
         env->cpuid_xlevel = MAX(env->cpuid_xlevel, V2_CPUID);
     }
+    if (!(cpu->pmu_mask & 1)) {
+        error_setg(errp, "pmu-mask has to have the first counter");
+        return false;
+    }
+    if (is_intel(env) && cpu->pmu_mask != UINT8_MAX) {
+        env->cpuid_level = MAX(env->cpuid_level, MASKS_CPUID);
+    }
+    if (is_intel(env) && cpu->pmu_core_type) {
+        env->cpuid_level = MAX(env->cpuid_level, CORE_TYPE_CPUID);
+    }
     if (cpu->has_pmu_lbr && (!is_intel(env) || has_frozen_bit(env))) {
         error_setg(errp, "pmu-lbr needs an Intel processor with pmu of version 2 or 3");
         return false;
@@ -725,7 +745,7 @@ void pmu_reset(X86CPU *cpu)
     CPUX86State *env = &cpu->env;
 
     if (has_globals(env)) {
-        env->msr_global_ctrl = (1ull << general_counters(env)) - 1;
+        env->msr_global_ctrl = general_mask(env);
     }
     env->pmu_capabilities = cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0;
     env->pmu_debugctl = 0;
@@ -746,10 +766,32 @@ uint64_t pmu_misc_enable(X86CPU *cpu)
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
 {
     if (is_intel(&cpu->env)) {
-        *eax = 7u << 24 | cpu->pmu_width << 16 | INTEL_COUNTERS << 8 | cpu->pmu_version;
+        *eax = 7u << 24 | cpu->pmu_width << 16 | cto32(general_mask(&cpu->env)) << 8 |
+               cpu->pmu_version;
         *ebx = NO_CACHE_EVENTS | NO_BRANCH_MISSES;
         *ecx = 0;
         *edx = cpu->pmu_width << 5 | FIXED_COUNTERS;
+    }
+}
+
+void pmu_cpuid_core_type(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
+{
+    *eax = (uint32_t)cpu->pmu_core_type << 24;
+    *ebx = *ecx = *edx = 0;
+}
+
+void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
+                     uint32_t *edx)
+{
+    *eax = *ebx = *ecx = *edx = 0;
+    if (!is_intel(&cpu->env)) {
+        return;
+    }
+    if (subleaf == 0) {
+        *eax = 3; /* there are sub-leaves 0 and 1 */
+    } else if (subleaf == 1) {
+        *eax = general_mask(&cpu->env);
+        *ebx = (1u << FIXED_COUNTERS) - 1;
     }
 }
 
@@ -835,7 +877,7 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
                         ~(has_any_thread(env) ? 0ull : FIXED_ANY);
             return &env->msr_fixed_ctr_ctrl;
         case MSR_CORE_PERF_GLOBAL_CTRL:
-            *writable = GLOBAL_COUNTERS;
+            *writable = (GLOBAL_COUNTERS & -(1ull << FIXED_BIT)) | general_mask(env);
             return &env->msr_global_ctrl;
         case MSR_CORE_PERF_GLOBAL_STATUS:
             *writable = 0;
@@ -862,12 +904,23 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
     return NULL;
 }
 
+/* Whether this is a register of a general counter that the mask leaves out. */
+static bool is_left_out(CPUX86State *env, uint32_t msr)
+{
+    uint32_t n = msr - (msr < MSR_P6_EVNTSEL0 ? MSR_P6_PERFCTR0 : MSR_P6_EVNTSEL0);
+
+    return is_intel(env) && n < INTEL_COUNTERS && !(general_mask(env) & 1u << n);
+}
+
 PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val)
 {
     uint64_t writable, *reg = find_msr(env, msr, &writable);
 
     if (!reg) {
         return PMU_NOT_MINE;
+    }
+    if (is_left_out(env, msr)) {
+        return PMU_FAULT;
     }
     sync_before_insn(env);
     env->pmu_tally.msr_reads++;
@@ -883,7 +936,7 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     if (!reg) {
         return PMU_NOT_MINE;
     }
-    if ((val & ~writable) || !writable) {
+    if ((val & ~writable) || !writable || is_left_out(env, msr)) {
         return PMU_FAULT;
     }
     fold(env);
@@ -908,7 +961,8 @@ PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val)
 {
     uint64_t *reg;
 
-    if ((is_intel(env) || is_amd(env)) && index < general_counters(env)) {
+    if ((is_intel(env) || is_amd(env)) && index < general_counters(env) &&
+        (general_mask(env) & 1u << index)) {
         reg = &env->msr_gp_counters[index];
     } else if (index - RDPMC_FIXED < FIXED_COUNTERS && is_intel(env)) {
         reg = &env->msr_fixed_counters[index - RDPMC_FIXED];
