@@ -69,12 +69,19 @@ impl FakePmu {
     /// that selects something.
     fn retire(&self, n: u64) {
         let counting = *self.enabled.borrow() & !self.unselected.get();
-        for index in (0..4).filter(|index| counting & 1 << index != 0) {
-            let mut counters = self.counters.borrow_mut();
-            let counter = counters.entry(index).or_default();
-            *counter = (*counter + n) & ((1 << 48) - 1);
-        }
+        (0..4).filter(|index| counting & 1 << index != 0).for_each(|index| self.add(index, n));
         *self.tsc.borrow_mut() += 2 * n;
+    }
+
+    fn add(&self, index: u32, n: u64) {
+        let mut counters = self.counters.borrow_mut();
+        let counter = counters.entry(index).or_default();
+        *counter = (*counter + n) & ((1 << 48) - 1);
+    }
+
+    /// Makes each of these counters count one event.
+    fn count_one(&self, counters: &[u32]) {
+        counters.iter().for_each(|&index| self.add(index, 1));
     }
 
     /// Enters a guest of VMX, executes `n` instructions there, and leaves it.
@@ -309,11 +316,7 @@ const INT3: u8 = 3;
 impl Machine {
     /// Interrupts the guest, which these counters count as an instruction of the guest's.
     fn interrupt_guest(&mut self, vector: u8, counting: &[u32]) {
-        for index in counting {
-            let mut counters = self.pmu.counters.borrow_mut();
-            let counter = counters.entry(*index).or_default();
-            *counter = (*counter + 1) & ((1 << 48) - 1);
-        }
+        self.pmu.count_one(counting);
         self.on(0, |vcpu, cpu, page| vcpu.interrupted(cpu, page, vector));
     }
 }
@@ -1346,11 +1349,7 @@ mod guests {
         /// Enters the guest by an instruction that these counters count.
         fn enter(&mut self, mode: GuestMode, counting: &[u32]) {
             self.on(0, |vcpu, cpu, page| vcpu.enter_guest(cpu, page, mode));
-            for index in counting {
-                let mut counters = self.pmu.counters.borrow_mut();
-                let counter = counters.entry(*index).or_default();
-                *counter = (*counter + 1) & ((1 << 48) - 1);
-            }
+            self.pmu.count_one(counting);
         }
 
         /// Returns `Phys*` of general counters 0 to 3.

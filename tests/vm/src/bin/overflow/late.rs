@@ -69,9 +69,22 @@ pub fn run(
     report.demand("counts are exact where interrupts come late", error_max == 0, why);
     let why = format!("{all:?}, {merged} merged");
     let name = "each late overflow is told before the next one, also when its vCPU is moved";
-    report.demand(name, all.are_exact() && merged == 0, why);
+    let rounds = options.rounds * cpus.len() as u64;
+    let unreported = if host.is_some() { 0 } else { rounds };
+    report.demand(name, are_reported(all, unreported) && merged == 0, why);
     report.elsewhere();
     Ok(())
+}
+
+/// Returns whether every period was reported once, except for at most so many.
+///
+/// The last period of a round can end so shortly before the round that its interrupt has not come
+/// when the counters stop. In a PV guest the hypervisor sees the change of mode before that. In
+/// other guests the overflow is reported if the counters continue, and in a new round they begin
+/// anew.
+fn are_reported(all: Overflows, unreported: u64) -> bool {
+    let each_once = Overflows { expected: all.expected - all.lost, lost: 0, ..all };
+    all.lost <= unreported && each_once.are_exact()
 }
 
 fn sample(cpu: usize, options: &Options, constants: &Constants, gate: &Barrier) -> Result<Seen> {
