@@ -281,7 +281,8 @@ impl Vcpu {
 
     /// Switches the vCPU in on this physical CPU, in `mode`. `allowed` says whether the host
     /// allows its domain to count with what the vCPU has loaded. Returns whether to send the guest
-    /// the virtual interrupt.
+    /// the virtual interrupt: for an overflow, or because its page does not allow direct reads any
+    /// more.
     pub fn switch_to<P: Pmu>(
         &mut self,
         cpu: &mut ThisCpu<'_, P>,
@@ -289,6 +290,7 @@ impl Vcpu {
         mode: GuestMode,
         allowed: bool,
     ) -> bool {
+        let could_read = self.state.direct;
         cpu.enter(HOOK_SWITCH_TO, |cpu| {
             let _writing = self.publisher.begin(page);
             let after_others = cpu.admit(self.owner);
@@ -325,7 +327,8 @@ impl Vcpu {
             self.branches.begin(cpu, mode == GuestMode::Kernel);
             publish::switched_in(page, &self.state);
         });
-        self.sampling.take_notify()
+        // As where a vCPU is revoked, the interrupt makes the guest look at its page.
+        self.sampling.take_notify() | (could_read && !self.state.direct)
     }
 
     /// Prepares for the next instruction, which enters the guest in `mode`. If the CPU counts this

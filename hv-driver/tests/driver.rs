@@ -435,6 +435,18 @@ fn a_vcpu_that_does_not_execute_is_not_charged() {
     assert_eq!(m.page.migrations.load(Relaxed), 1);
 }
 
+#[test]
+fn a_vcpu_that_was_forbidden_while_it_did_not_execute_gets_the_interrupt_once() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    m.switch_from();
+    assert!(!m.switch_to(1, Kernel, true), "nothing has changed");
+    m.switch_from();
+    assert!(m.switch_to(1, Kernel, false), "its page has changed");
+    m.switch_from();
+    assert!(!m.switch_to(1, Kernel, false), "its page is as it was");
+}
+
 /// Has another hypervisor, with other counts in its counters, take the page that `m`'s vCPU has
 /// left.
 fn restored(m: &Machine, allowed: bool) -> (Machine, Result<Vcpu, Errno>) {

@@ -128,8 +128,7 @@ mod cli {
             let searched = scope.spawn(|| exhaustive(None, volume.far));
             let ordinary = Options { seeds: volume.seeds, threads, ..Options::parse_from(["sim"]) };
             let (ran, steps) = seeds(&ordinary);
-            // It begins with other machines than the seeds.
-            let (guided, more) = search_new(volume.seeds, volume.guided, threads, false);
+            let (guided, more) = search_new(0, volume.guided, threads, false);
             let found = bugs(ordinary.steps, None);
             let (searched, most) = searched.join().unwrap_or_default();
             (ran && guided && found && searched, steps + more + most)
