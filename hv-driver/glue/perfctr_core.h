@@ -546,11 +546,11 @@ void perfctr_core_enter_guest(const struct perfctr_core_cpu *cpu,
                               bool kernel);
 
 /*
- * Notes an interrupt or an exception that has interrupted a PV guest; see Vcpu::interrupted.
+ * Notes an interrupt or an exception that has interrupted a PV guest; see Vcpu::guest_interrupted.
  */
-void perfctr_core_interrupted(const struct perfctr_core_cpu *cpu,
-                              struct perfctr_core_vcpu *vcpu,
-                              uint8_t vector);
+void perfctr_core_guest_interrupted(const struct perfctr_core_cpu *cpu,
+                                    struct perfctr_core_vcpu *vcpu,
+                                    uint8_t vector);
 
 /*
  * Notes a change of the guest's mode. Returns whether to send the guest the virtual interrupt.

@@ -353,7 +353,12 @@ impl Vcpu {
     /// guest with [`Rings::Folded`]. If the CPU has counted it as an instruction of the guest's,
     /// this subtracts it from the guest's counts.
     #[inline(always)]
-    pub fn interrupted<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage, vector: u8) {
+    pub fn guest_interrupted<P: Pmu>(
+        &mut self,
+        cpu: &mut ThisCpu<'_, P>,
+        page: &VcpuPage,
+        vector: u8,
+    ) {
         let counted = self.counts_interrupts & self.running;
         if counted != 0 && !arch::is_instruction(vector) {
             self.take_back(cpu, page, counted, Surplus::Counted);

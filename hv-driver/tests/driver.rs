@@ -317,7 +317,7 @@ impl Machine {
     /// Interrupts the guest, which these counters count as an instruction of the guest's.
     fn interrupt_guest(&mut self, vector: u8, counting: &[u32]) {
         self.pmu.count_one(counting);
-        self.on(0, |vcpu, cpu, page| vcpu.interrupted(cpu, page, vector));
+        self.on(0, |vcpu, cpu, page| vcpu.guest_interrupted(cpu, page, vector));
     }
 }
 

@@ -486,13 +486,13 @@ pub unsafe extern "C" fn perfctr_core_enter_guest(
     vcpu.enter_guest(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel));
 }
 
-/// Notes an interrupt or an exception that has interrupted a PV guest; see [`Vcpu::interrupted`].
+/// Notes an interrupt or an exception that has interrupted a PV guest; see [`Vcpu::guest_interrupted`].
 ///
 /// # Safety
 ///
 /// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_interrupted(
+pub unsafe extern "C" fn perfctr_core_guest_interrupted(
     cpu: &CpuObject,
     vcpu: &mut VcpuObject,
     vector: u8,
@@ -500,7 +500,7 @@ pub unsafe extern "C" fn perfctr_core_interrupted(
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this before it enables interrupts again. In an NMI it does so only where the
     // NMI has interrupted the guest, and so nothing that has `cpu`.
-    vcpu.interrupted(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, vector);
+    vcpu.guest_interrupted(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, vector);
 }
 
 /// Notes a change of the guest's mode. Returns whether to send the guest the virtual interrupt.

@@ -22,7 +22,7 @@ void perfctr_svm_enter(struct vcpu *curr);
  * Xen calls this when an interrupt or an exception has come, before it enables
  * interrupts.
  */
-void perfctr_interrupted(const struct cpu_user_regs *regs);
+void perfctr_guest_interrupted(const struct cpu_user_regs *regs);
 
 /*
  * Xen calls this when a PV guest has changed between its kernel and user mode.

@@ -34,15 +34,16 @@ void perfctr_pv_update_pce(struct vcpu *curr)
     write_cr4(pv_make_cr4(curr));
 }
 
-void perfctr_interrupted(const struct cpu_user_regs *regs)
+void perfctr_guest_interrupted(const struct cpu_user_regs *regs)
 {
     struct perfctr_vcpu *p;
 
+    /* In another ring Xen itself was interrupted. */
     if ( !perfctr_counts_interrupts || (regs->cs & 3) != 3 )
         return;
 
     p = current->arch.perfctr;
     if ( p )
-        perfctr_core_interrupted(perfctr_this_cpu(), perfctr_core_of(p),
-                                 regs->entry_vector);
+        perfctr_core_guest_interrupted(perfctr_this_cpu(), perfctr_core_of(p),
+                                       regs->entry_vector);
 }

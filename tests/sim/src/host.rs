@@ -290,7 +290,7 @@ impl Machine {
         self.in_hypervisor(true, || {
             if let Some((core, page)) = &mut *vcpu.registered.borrow_mut() {
                 let page = self.page(*page);
-                self.on_cpu(|cpu| core.interrupted(cpu, page, DEVICE));
+                self.on_cpu(|cpu| core.guest_interrupted(cpu, page, DEVICE));
             }
         });
     }

@@ -225,6 +225,12 @@ impl Round {
         self.noted.lost + after_last.saturating_sub(1)
     }
 
+    /// Returns what the sampling counter has counted since its last period ended.
+    pub fn since_last_period(&self) -> u64 {
+        let sampling = self.shape.sampling;
+        self.counts[sampling] % self.shape.periods[sampling]
+    }
+
     /// Returns the overflows of this round, with the number of its periods.
     pub fn overflows(&self) -> Overflows {
         let periods = self.counts.iter().zip(self.shape.periods);

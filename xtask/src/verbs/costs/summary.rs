@@ -29,6 +29,9 @@ const fn operation(
     Operation { table, detail, hows, unmeasured }
 }
 
+/// Everybody but the library.
+const OTHERS: &[Who] = &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux];
+
 const OPERATIONS: &[Operation] = &[
     operation(
         READS,
@@ -84,30 +87,15 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation("a switch", "counting", &["libperfctr, counting", "perf_event, counting"], &[]),
     operation("a switch", "sampling", &["libperfctr, sampling", "perf_event, sampling"], &[]),
-    operation(
-        "a switch",
-        "a third thread counts",
-        &["none, a third thread counts"],
-        &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux],
-    ),
+    operation("a switch", "a third thread counts", &["none, a third thread counts"], OTHERS),
     operation(
         "a switch",
         "a third thread has stopped",
         &["none, a third thread has stopped"],
-        &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux],
+        OTHERS,
     ),
-    operation(
-        "a switch",
-        "two users, both counting",
-        &["two users, both counting"],
-        &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux],
-    ),
-    operation(
-        "a switch",
-        "two users, one counting",
-        &["two users, one counting"],
-        &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux],
-    ),
+    operation("a switch", "two users, both counting", &["two users, both counting"], OTHERS),
+    operation("a switch", "two users, one counting", &["two users, one counting"], OTHERS),
     operation("a switch", "the module, nobody counts", &["the module, nobody counts"], &[]),
     operation(
         "a switch of vCPUs",
