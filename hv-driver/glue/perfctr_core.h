@@ -546,7 +546,7 @@ void perfctr_core_enter_guest(const struct perfctr_core_cpu *cpu,
                               bool kernel);
 
 /*
- * Notes an interrupt or an exception that has interrupted a PV guest; see Vcpu::guest_interrupted.
+ * Notes an interrupt or an exception that has interrupted a PV guest.
  */
 void perfctr_core_guest_interrupted(const struct perfctr_core_cpu *cpu,
                                     struct perfctr_core_vcpu *vcpu,

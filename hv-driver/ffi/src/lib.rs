@@ -486,7 +486,8 @@ pub unsafe extern "C" fn perfctr_core_enter_guest(
     vcpu.enter_guest(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel));
 }
 
-/// Notes an interrupt or an exception that has interrupted a PV guest; see [`Vcpu::guest_interrupted`].
+/// Notes an interrupt or an exception that has interrupted a PV guest; see
+/// [`Vcpu::guest_interrupted`].
 ///
 /// # Safety
 ///

@@ -22,7 +22,7 @@ use crate::report::Report;
 
 /// The period, which is longer than interrupts are late. Unit: instructions.
 const PERIOD: u64 = 20_011;
-/// By so many instructions interrupts are late at the most; suite `habits` asks the emulator for it.
+/// The most instructions by which an interrupt is late. Suite `habits` sets it in the emulator.
 const LATE: u64 = 10_000;
 /// The instructions of a round.
 const INSTRUCTIONS: u64 = 2_000_000;
