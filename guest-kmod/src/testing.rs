@@ -353,10 +353,11 @@ pub(crate) struct Local<'a> {
 impl<'a> Local<'a> {
     /// Makes vCPU 0, on which a program of this user executes.
     pub(crate) fn new(machine: &'a Machine, uid: u32) -> Self {
-        Self::on(machine, 0, program(uid))
+        Self::of_vcpu(machine, 0, program(uid))
     }
 
-    pub(crate) fn on(machine: &'a Machine, vcpu: usize, present: Subject) -> Self {
+    /// Makes this vCPU, on which `present` executes.
+    pub(crate) fn of_vcpu(machine: &'a Machine, vcpu: usize, present: Subject) -> Self {
         machine.on(vcpu, |cpu| cpu.unregister()).unwrap();
         Self { machine, vcpu, present, chosen: Vec::new(), books: Books::default() }
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Sequences of perf's operations beside a model of them. The model knows nothing of counters: an
-//! event that perf was told is on a vCPU counts what its task executes there, and runs as long as
-//! the host allows. For how long an event is enabled is perf's own business.
+//! Compares what the module gives perf in sequences of operations with a model. The model knows
+//! nothing of counters. Once the module has accepted an event on a vCPU, the event counts what its
+//! task executes there, and its running time is the time in which the host allows to count. The
+//! model leaves out the time for which an event is enabled, since perf keeps that by itself.
 
 use std::collections::BTreeSet;
 use std::mem::take;
@@ -28,7 +29,7 @@ const KINDS: usize = SELECTS.len() + 1;
 const GENERAL: usize = 4;
 
 #[derive(Clone, Debug)]
-enum Op {
+enum Operation {
     /// A task opens an event of a kind, which is enabled.
     Open(usize, usize),
     Close(Index),
@@ -46,19 +47,21 @@ enum Op {
     Allow(bool),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn operation() -> impl Strategy<Value = Operation> {
+    use Operation::{Allow, Close, Enable, Execute, Open, Read, Rotate, Switch, Throttle};
+
     let event = any::<Index>;
     prop_oneof![
-        4 => (0..TASKS, 0..KINDS).prop_map(|(task, kind)| Op::Open(task, kind)),
-        1 => event().prop_map(Op::Close),
-        2 => (event(), any::<bool>()).prop_map(|(event, enabled)| Op::Enable(event, enabled)),
-        2 => event().prop_map(Op::Throttle),
-        2 => event().prop_map(Op::Read),
-        4 => (0..VCPUS, prop::option::of(0..TASKS)).prop_map(|(vcpu, task)| Op::Switch(vcpu, task)),
-        2 => (0..VCPUS).prop_map(Op::Rotate),
+        4 => (0..TASKS, 0..KINDS).prop_map(|(task, kind)| Open(task, kind)),
+        1 => event().prop_map(Close),
+        2 => (event(), any::<bool>()).prop_map(|(event, enabled)| Enable(event, enabled)),
+        2 => event().prop_map(Throttle),
+        2 => event().prop_map(Read),
+        4 => (0..VCPUS, prop::option::of(0..TASKS)).prop_map(|(vcpu, task)| Switch(vcpu, task)),
+        2 => (0..VCPUS).prop_map(Rotate),
         6 => (0..VCPUS, 1..9_000_u64, 0..2_000_u64)
-            .prop_map(|(vcpu, all, branches)| Op::Execute(vcpu, all, branches)),
-        1 => prop::bool::weighted(0.6).prop_map(Op::Allow),
+            .prop_map(|(vcpu, all, branches)| Execute(vcpu, all, branches)),
+        1 => prop::bool::weighted(0.6).prop_map(Allow),
     ]
 }
 
@@ -99,30 +102,34 @@ fn subject(task: Option<usize>) -> Subject {
 
 impl<'a> Perf<'a> {
     fn new(machine: &'a Machine) -> Self {
-        let vcpus = [0, 1].map(|vcpu| Local::on(machine, vcpu, subject(None)));
+        let vcpus = [0, 1].map(|vcpu| Local::of_vcpu(machine, vcpu, subject(None)));
         Self { machine, vcpus, tasks: [None; VCPUS], events: Vec::new(), clock: 0, allowed: true }
     }
 
-    fn does(&mut self, op: &Op) {
-        match *op {
-            Op::Open(task, kind) => self.open(task, kind),
-            Op::Close(index) => self.with(index, |perf, event| {
-                perf.set(event, false);
+    fn carry_out(&mut self, operation: &Operation) {
+        match *operation {
+            Operation::Open(task, kind) => self.open(task, kind),
+            Operation::Close(index) => self.with(index, |perf, event| {
+                perf.enable(event, false);
                 perf.check(event);
                 perf.events.remove(event);
             }),
-            Op::Enable(index, enabled) => self.with(index, |perf, event| perf.set(event, enabled)),
-            Op::Throttle(index) => self.with(index, Self::throttle),
-            Op::Read(index) => self.with(index, Self::check),
-            Op::Switch(vcpu, task) => self.switch(vcpu, task),
-            Op::Rotate(vcpu) => self.change(vcpu, |perf| {
+            Operation::Enable(index, enabled) => {
+                self.with(index, |perf, event| perf.enable(event, enabled))
+            }
+            Operation::Throttle(index) => self.with(index, Self::throttle),
+            Operation::Read(index) => self.with(index, Self::check),
+            Operation::Switch(vcpu, task) => self.switch(vcpu, task),
+            Operation::Rotate(vcpu) => self.change(vcpu, |perf| {
                 perf.each(|perf, event| perf.remove(vcpu, event));
                 let first = perf.events.len().min(1);
                 perf.events.rotate_left(first);
                 perf.each(|perf, event| perf.add(vcpu, event));
             }),
-            Op::Execute(vcpu, instructions, branches) => self.execute(vcpu, instructions, branches),
-            Op::Allow(allowed) => self.allow(allowed),
+            Operation::Execute(vcpu, instructions, branches) => {
+                self.execute(vcpu, instructions, branches)
+            }
+            Operation::Allow(allowed) => self.allow(allowed),
         }
     }
 
@@ -143,7 +150,7 @@ impl<'a> Perf<'a> {
         change(self);
         let local = &mut self.vcpus[vcpu];
         local.enable_events(|local| local.with_cpu(|cpu| cpu.enable_events(None))).unwrap();
-        self.book(vcpu);
+        self.enter_in_books(vcpu);
     }
 
     fn add(&mut self, vcpu: usize, event: usize) {
@@ -171,13 +178,13 @@ impl<'a> Perf<'a> {
         let Opened { at: Some((on, index)), throttled, .. } = self.events[event] else { return };
         if on == vcpu {
             self.vcpus[vcpu].remove_event(index, !throttled, false).unwrap();
-            self.book(vcpu);
+            self.enter_in_books(vcpu);
             self.events[event].at = None;
         }
     }
 
     /// Enters in perf's books what the module has told.
-    fn book(&mut self, vcpu: usize) {
+    fn enter_in_books(&mut self, vcpu: usize) {
         let books = &mut self.vcpus[vcpu].books;
         let progress = take(&mut books.progress).into_iter();
         let progress = progress.map(|(index, more)| (index, more.count, more.stalled));
@@ -202,10 +209,10 @@ impl<'a> Perf<'a> {
         let [books, truth] = [Account::default(); 2];
         let (enabled, throttled, at) = (false, false, None);
         self.events.push(Opened { task, config, enabled, throttled, at, books, truth });
-        self.set(self.events.len() - 1, true);
+        self.enable(self.events.len() - 1, true);
     }
 
-    fn set(&mut self, event: usize, enabled: bool) {
+    fn enable(&mut self, event: usize, enabled: bool) {
         let Opened { task, .. } = self.events[event];
         self.events[event].enabled = enabled;
         if let Some(vcpu) = self.tasks.iter().position(|present| *present == Some(task)) {
@@ -268,7 +275,7 @@ impl<'a> Perf<'a> {
             self.vcpus[vcpu].interrupt_events(&HvPlace::default(), |local| {
                 local.with_cpu(|cpu| cpu.enable_events(None))
             });
-            self.book(vcpu);
+            self.enter_in_books(vcpu);
         }
     }
 
@@ -276,7 +283,7 @@ impl<'a> Perf<'a> {
     fn check(&mut self, event: usize) {
         if let Some((vcpu, index)) = self.events[event].at {
             self.vcpus[vcpu].read_event(index);
-            self.book(vcpu);
+            self.enter_in_books(vcpu);
         }
         let Opened { books, truth, .. } = self.events[event];
         assert_eq!(books, truth, "perf's account, and what has happened");
@@ -293,10 +300,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn perfs_accounts_are_right_whatever_it_does(ops in prop::collection::vec(op(), 1..80)) {
+    fn perfs_accounts_are_right_whatever_it_does(
+        operations in prop::collection::vec(operation(), 1..80),
+    ) {
         let machine = Machine::new();
         let mut perf = Perf::new(&machine);
-        ops.iter().for_each(|op| perf.does(op));
+        operations.iter().for_each(|operation| perf.carry_out(operation));
         perf.each(Perf::check);
     }
 }

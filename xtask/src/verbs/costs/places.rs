@@ -13,9 +13,9 @@ pub enum Guest {
     VmxKvm,
 }
 
-/// Who does an operation.
+/// A library and the counters that it counts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Implementation {
     /// This project's library on its own counters.
     Library,
     /// perf on this project's counters.
@@ -31,7 +31,7 @@ pub enum Who {
 }
 
 use Guest::{Kvm, Pv, Pvh, VmxKvm};
-use Who::{KvmMediated, KvmPmu, Library, Linux, Perf, XenVpmu};
+use Implementation::{KvmMediated, KvmPmu, Library, Linux, Perf, XenVpmu};
 
 /// A machine of the other tables.
 pub struct Machine {
@@ -40,7 +40,7 @@ pub struct Machine {
     /// The kind of its guest. Linux alone has none, and is compared with every kind.
     guest: Option<Guest>,
     /// Who does what perf does there.
-    perf: Who,
+    perf: Implementation,
 }
 
 /// Every machine but the guest of KVM that has no counters, which nobody can use.
@@ -57,7 +57,7 @@ pub const MACHINES: &[Machine] = &[
     machine("no hypervisor", None, Linux),
 ];
 
-const fn machine(name: &'static str, guest: Option<Guest>, perf: Who) -> Machine {
+const fn machine(name: &'static str, guest: Option<Guest>, perf: Implementation) -> Machine {
     Machine { name, guest, perf }
 }
 
@@ -83,7 +83,7 @@ impl Guest {
     }
 }
 
-impl Who {
+impl Implementation {
     /// Everybody, in the order of the columns.
     pub const ALL: [Self; 6] = [Library, Perf, XenVpmu, KvmPmu, KvmMediated, Linux];
 

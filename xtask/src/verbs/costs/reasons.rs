@@ -3,7 +3,7 @@
 //! instructions than the library. `docs/costs.md` shows them as they are here.
 
 use super::places::Guest::{self, Kvm, Pv, Pvh, VmxKvm};
-use super::places::Who::{self, KvmMediated, KvmPmu, Linux, Perf, XenVpmu};
+use super::places::Implementation::{self, KvmMediated, KvmPmu, Linux, Perf, XenVpmu};
 
 /// A reason.
 pub struct Reason {
@@ -12,14 +12,14 @@ pub struct Reason {
     /// The kinds of guests.
     pub guests: &'static [Guest],
     /// Who needs fewer instructions.
-    pub whose: &'static [Who],
+    pub whose: &'static [Implementation],
     /// What the page says.
     pub text: &'static str,
 }
 
 impl Reason {
     /// Returns whether this is why somebody does the operation with fewer instructions.
-    pub fn explains(&self, operation: &str, guest: Guest, who: Who) -> bool {
+    pub fn explains(&self, operation: &str, guest: Guest, who: Implementation) -> bool {
         self.operations.contains(&operation)
             && self.guests.contains(&guest)
             && self.whose.contains(&who)

@@ -3,7 +3,7 @@
 //! made of the rows of the other tables.
 
 use super::places::Guest;
-use super::places::Who::{self, KvmMediated, KvmPmu, Library, Linux, Perf, XenVpmu};
+use super::places::Implementation::{self, KvmMediated, KvmPmu, Library, Linux, Perf, XenVpmu};
 use super::reasons::{NOISE, NONE, REASONS};
 use super::{Costs, READS, Subject, noise, total, written};
 
@@ -17,20 +17,20 @@ struct Operation {
     /// several ways, the cheapest counts.
     hows: &'static [&'static str],
     /// Who can do it as well, but is not measured.
-    unmeasured: &'static [Who],
+    unmeasured: &'static [Implementation],
 }
 
 const fn operation(
     table: &'static str,
     detail: &'static str,
     hows: &'static [&'static str],
-    unmeasured: &'static [Who],
+    unmeasured: &'static [Implementation],
 ) -> Operation {
     Operation { table, detail, hows, unmeasured }
 }
 
 /// Everybody but the library.
-const OTHERS: &[Who] = &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux];
+const OTHERS: &[Implementation] = &[Perf, XenVpmu, KvmPmu, KvmMediated, Linux];
 
 const OPERATIONS: &[Operation] = &[
     operation(
@@ -126,15 +126,15 @@ struct Cell {
 struct Line {
     operation: &'static Operation,
     guest: Guest,
-    /// In the order of [`Who::ALL`].
-    cells: [Option<Cell>; Who::ALL.len()],
+    /// In the order of [`Implementation::ALL`].
+    cells: [Option<Cell>; Implementation::ALL.len()],
 }
 
 /// Returns the table and its notes, as the page has them.
 pub fn table(costs: &Costs) -> String {
-    let columns = Who::ALL.map(Who::name).join(" | ");
+    let columns = Implementation::ALL.map(Implementation::name).join(" | ");
     let mut text = format!("| operation | guest | {columns} | note |\n");
-    text += &format!("|---|---|{}---|\n", "---:|".repeat(Who::ALL.len()));
+    text += &format!("|---|---|{}---|\n", "---:|".repeat(Implementation::ALL.len()));
     let lines: Vec<Line> = lines(costs).collect();
     let mut notes: Vec<&str> = Vec::new();
     for note in lines.iter().flat_map(Line::notes) {
@@ -161,7 +161,9 @@ fn lines(costs: &Costs) -> impl Iterator<Item = Line> {
     OPERATIONS
         .iter()
         .flat_map(|operation| Guest::ALL.map(|guest| Line::of(costs, operation, guest)))
-        .filter(|line| Who::ALL.iter().any(|&who| who != Linux && line.cell(who).is_some()))
+        .filter(|line| {
+            Implementation::ALL.iter().any(|&who| who != Linux && line.cell(who).is_some())
+        })
 }
 
 impl Operation {
@@ -177,9 +179,9 @@ impl Operation {
 
 impl Line {
     fn of(costs: &Costs, operation: &'static Operation, guest: Guest) -> Self {
-        let mut cells = [None; Who::ALL.len()];
+        let mut cells = [None; Implementation::ALL.len()];
         for (subject, cost) in costs.rows().filter(|(subject, _)| operation.has(subject)) {
-            let Some(who) = Who::of(subject, guest) else { continue };
+            let Some(who) = Implementation::of(subject, guest) else { continue };
             let instructions = total(cost);
             let cell = &mut cells[who as usize];
             if cell.is_none_or(|other: Cell| instructions < other.instructions) {
@@ -190,7 +192,7 @@ impl Line {
         Self { operation, guest, cells }
     }
 
-    const fn cell(&self, who: Who) -> Option<Cell> {
+    const fn cell(&self, who: Implementation) -> Option<Cell> {
         self.cells[who as usize]
     }
 
@@ -199,7 +201,7 @@ impl Line {
         let all: Vec<f64> = self.cells.iter().flatten().map(|cell| cell.instructions).collect();
         let least = all.iter().copied().fold(f64::INFINITY, f64::min);
         let mut text = format!("| {} | {} |", self.operation.name(), self.guest.name());
-        for who in Who::ALL {
+        for who in Implementation::ALL {
             let is_possible = self.operation.unmeasured.contains(&who) && who.is_beside(self.guest);
             let cell = match self.cell(who).map(|cell| cell.instructions) {
                 // A number that stands alone is not the best of several.
@@ -216,9 +218,9 @@ impl Line {
     }
 
     /// Returns who needs fewer instructions than the library, or all if the library cannot do it.
-    fn cheaper(&self) -> impl Iterator<Item = (Who, Cell)> {
+    fn cheaper(&self) -> impl Iterator<Item = (Implementation, Cell)> {
         let ours = self.cell(Library);
-        Who::ALL
+        Implementation::ALL
             .into_iter()
             .filter_map(|who| Some((who, self.cell(who)?)))
             .filter(move |(_, cell)| ours.is_none_or(|ours| cell.instructions < ours.instructions))
@@ -228,7 +230,7 @@ impl Line {
     fn notes(&self) -> Vec<&'static str> {
         let ours = self.cell(Library);
         let name = self.operation.name();
-        let note = |(who, cell): (Who, Cell)| {
+        let note = |(who, cell): (Implementation, Cell)| {
             if ours.is_some_and(|ours| ours.instructions - cell.instructions <= ours.noise) {
                 return NOISE;
             }

@@ -77,12 +77,13 @@ pub fn run(
     Ok(())
 }
 
-/// Returns the overflows of a round. In a guest whose changes of mode the hypervisor does not see,
-/// they are without that of the last period if its interrupt cannot have come before the stop.
+/// Returns the overflows of a round that have to be reported.
 ///
-/// The module reports such an overflow if the counters continue, and in the next round they begin
-/// anew. In other guests the driver notices it when the thread enters the kernel to stop.
-fn reportable(round: &Round, sees_modes: bool) -> Overflows {
+/// In a PV guest these are all: the hypervisor sees that the thread enters its kernel, and looks
+/// for overflows. In other guests, a thread can stop its counters before the interrupt of the last
+/// period has come. The module then keeps the report until the counters continue. Here they begin
+/// anew in the next round, and so the report is dropped.
+fn overflows_to_report(round: &Round, sees_modes: bool) -> Overflows {
     let overflows = round.overflows();
     let is_on_its_way = !sees_modes && round.since_last_period() < LATE;
     if is_on_its_way && overflows.lost == 1 {
@@ -108,7 +109,7 @@ fn sample(
         let round = round(&mut session, &shape, Region::random(&mut rng, INSTRUCTIONS))?;
         let error = round.errors(constants).into_iter().max().unwrap_or_default();
         seen.error_max = seen.error_max.max(error);
-        seen.overflows.add(&reportable(&round, sees_modes));
+        seen.overflows.add(&overflows_to_report(&round, sees_modes));
     }
     seen.is_late = sampled::skids().iter().skip(1).any(|&times| times > 0);
     Ok(seen)
