@@ -361,8 +361,9 @@ impl Machine {
         cpu.switching.set(false);
     }
 
-    /// Handles the PMU's interrupt, which comes while this vCPU, if any, is loaded here.
-    pub fn see_to_overflow(&self, current: Option<usize>) {
+    /// Handles the PMU's interrupt, which comes while this vCPU, if any, is loaded here. Returns
+    /// whether the driver sends the vCPU the virtual interrupt.
+    pub fn see_to_overflow(&self, current: Option<usize>) -> bool {
         let cpu = &self.cpus[self.here.get()];
         cpu.pmu.take_interrupt();
         if let Some(vcpu) = current.map(|current| &self.vcpus[current]) {
@@ -389,6 +390,7 @@ impl Machine {
         }
         // The local APIC has masked the entry.
         cpu.pmu.unmask_interrupt();
+        notify
     }
 
     /// Starts a vCPU's clock at the time at which the hypervisor last read the clock, or now if it
