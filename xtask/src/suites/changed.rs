@@ -39,7 +39,6 @@ const KVM: &[&str] = &[
     "habits",
     "kvm",
     "migrate-kvm",
-    "tenants-kvm",
     "kexec-kvm",
     "counting-kvm",
     "clock-kvm",

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Outcome, Spec};
 use crate::suites::driver::refuses;
-use crate::suites::report::{Report, all, console_lacks, console_says};
+use crate::suites::report::{Report, Volume, all, console_lacks, console_says};
 use crate::tools::cache;
 
 /// The tests' module that makes hypercalls for a program.
@@ -18,8 +18,13 @@ const MAKES_HYPERCALLS: &str = "call.ko";
 /// Linux' message when no handler claims an NMI.
 pub const UNKNOWN_NMI: &str = "NMI received for unknown reason";
 
-/// Tests what a guest counts and samples, and hosts that let nobody count.
+/// Tests two guests beside the host's own perf. The long tier also tests what a guest counts and
+/// samples while its vCPUs are moved, and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
+    two_guests(report)?;
+    if report.volume == Volume::Usual {
+        return Ok(());
+    }
     let mut pressed = demo("kvm")?;
     pressed.press_nmi = true;
     let outcome = report.program_outcome(pressed, "tenants")?;
@@ -109,7 +114,7 @@ const MESSAGES: [&str; 4] = [
 
 /// Tests two guests on the same physical CPUs, of which one may not count at first, on a host that
 /// uses perf and its watchdog when no guest counts.
-pub fn two_guests(report: &mut Report) -> Result<()> {
+fn two_guests(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
     load_later(&mut spec, MAKES_HYPERCALLS)?;
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;

@@ -50,7 +50,7 @@ mod vm_fuzz;
 mod vmx;
 
 pub use self::model::simulator_command as simulator;
-use self::report::Suite;
+use self::report::{Suite, Tier};
 
 /// Every suite, in the order in which they run. Quick ones come first, and so do those whose
 /// subject later ones rely on.
@@ -89,9 +89,8 @@ pub const SUITES: &[Suite] = &[
     Suite::long("migrate", tenants::migrate),
     Suite::long("elsewhere", tenants::elsewhere),
     Suite::long("clock-tenants", tenants::clock),
-    Suite::on("kvm", "kvm", kvm::run),
+    Suite { tier: Tier::Vm, ..Suite::on("kvm", "kvm", kvm::run) },
     Suite::on("kvm", "migrate-kvm", kvm::moved),
-    Suite::on("kvm", "tenants-kvm", kvm::two_guests),
     Suite::on("kvm", "kexec-kvm", kvm::successor),
     Suite::on("kvm", "counting-kvm", driver::counting),
     Suite::on("kvm", "clock-kvm", driver::clock),
@@ -152,7 +151,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::suites::report::Tier;
     use crate::tools::sh;
 
     #[test]

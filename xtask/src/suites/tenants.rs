@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
@@ -84,10 +83,10 @@ pub fn migrate(report: &mut Report) -> Result<()> {
     spec.timeout = Duration::from_secs(1800);
     if report.volume == Volume::Long {
         let mut files = modules()?;
-        let next = archive("successor", "tenants", &files, spec.purpose())?;
+        let next = archive("successor", "tenants", &files, &spec)?;
         files.push(("work/next/initrd".to_owned(), next));
         files.push(("work/next/vmlinuz".to_owned(), kernel::kernel()?.boot_image));
-        let starter = archive("starter", "tenants", &files, spec.purpose())?;
+        let starter = archive("starter", "tenants", &files, &spec)?;
         spec.files.push((starter, INITRAMFS_OF_STARTER.into()));
         add_device_model(&mut spec)?;
         // There are two tenants at a time, too.
@@ -203,11 +202,14 @@ pub fn with_tenant(
 }
 
 /// Describes the demo's run: a PVH tenant, or an HVM one, counts and samples beside the control
-/// domain, compares with the truth, and leaves a report.
-pub fn demo(topology: &str, hvm: bool) -> Result<Spec> {
+/// domain, compares with the truth, and leaves a report. Both have this version of Linux, or the
+/// usual one.
+pub fn demo(topology: &str, hvm: bool, linux: Option<String>) -> Result<Spec> {
     let mut command = vec!["/work/tenants", "tenant-demo", "--report", "/out/tenants.json"];
     command.extend(hvm.then_some("--hvm"));
-    let mut spec = spec(topology, "1", &command)?;
+    let mut spec = host(topology, "1", &command)?;
+    spec.linux = linux;
+    add_tenant(&mut spec, "tenants", &[])?;
     if hvm {
         add_device_model(&mut spec)?;
     }
@@ -217,9 +219,15 @@ pub fn demo(topology: &str, hvm: bool) -> Result<Spec> {
 /// Describes a run on a topology with the driver's options and this command, which may create
 /// tenants.
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
+    let mut spec = host(topology, driver, command)?;
+    add_tenant(&mut spec, "tenants", &modules()?)?;
+    Ok(spec)
+}
+
+/// Describes such a run without what creates tenants.
+fn host(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
     spec.timeout = Duration::from_secs(1800);
-    add_tenant(&mut spec, "tenants", &modules()?)?;
     Ok(spec)
 }
 
@@ -241,14 +249,16 @@ pub fn add_device_model(spec: &mut Spec) -> Result<()> {
         *path = packed;
     }
     spec.files.push((rootfs::device_model()?, "/".into()));
-    spec.files.push((kernel::kernel()?.boot_image, "/work/vmlinuz".into()));
+    let kernel = kernel::of(spec.linux.as_deref())?;
+    spec.files.push((kernel.boot_image, "/work/vmlinuz".into()));
     // This is for the device model and a larger tenant.
     spec.topology.memory_mib += 256;
     Ok(())
 }
 
-/// Adds what creates tenants: tools, a kernel, and all that a tenant has: one program of
-/// `vm-tests`, the module, and further files or directories, each (path in the tenant, path here).
+/// Adds what creates tenants: tools, the control domain's kernel, and all that a tenant has: one
+/// program of `vm-tests`, the module, and further files or directories, each (path in the tenant,
+/// path here).
 pub(super) fn add_tenant(
     spec: &mut Spec,
     program: &str,
@@ -256,9 +266,10 @@ pub(super) fn add_tenant(
 ) -> Result<()> {
     // That leaves room for a tenant.
     spec.hypervisor()?.add("dom0_mem=1024M,max:1024M");
-    let path = archive(program, program, further, spec.purpose())?;
+    let path = archive(program, program, further, spec)?;
+    let kernel = kernel::of(spec.linux.as_deref())?;
     spec.files.push((rootfs::toolstack()?, "/".into()));
-    spec.files.push((kernel::kernel()?.image, "/work/vmlinux".into()));
+    spec.files.push((kernel.image, "/work/vmlinux".into()));
     spec.files.push((path, INITRAMFS.into()));
     Ok(())
 }
@@ -284,14 +295,14 @@ pub(super) fn privcmd() -> Result<(String, PathBuf)> {
     Ok(("usr/lib/perfctr/xen-privcmd.ko".to_owned(), module))
 }
 
-/// Puts the first contents of a tenant's memory into a file of this name.
+/// Puts the first contents of the memory of a tenant on this machine into a file of this name.
 fn archive(
     name: &str,
     program: &str,
     further: &[(String, PathBuf)],
-    purpose: Purpose,
+    spec: &Spec,
 ) -> Result<PathBuf> {
-    let module = guest::module(&kernel::kernel()?, purpose)?;
+    let module = guest::module(&kernel::of(spec.linux.as_deref())?, spec.purpose())?;
     let path = cache::scratch(&format!("{name}.cpio"))?;
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
     let program = guest::program("vm-tests", program)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the releases of Xen and the versions of Linux that the project supports: each pair is
-//! booted, and counts and samples in Xen's control domain, or in a guest of KVM.
+//! booted, and counts and samples in Xen's control domain, or in a guest of KVM. PVH and HVM
+//! tenants of Xen do so with each version of Linux.
 
 use std::fs;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::artefacts::{kvm, rootfs, xen};
 use crate::machine::{self, Outcome, Spec, Status};
 use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
+use crate::suites::tenants;
 use crate::tools::sh;
 
 /// The questions that each pair is asked: a word for the table, the test's name, and the command.
@@ -31,50 +33,69 @@ const ASKED: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Boots each pair of the suite's machine in the long run. The usual run compares the book's table
+/// The kinds of tenants, as the table names them.
+const PVH: &str = "PVH";
+const HVM: &str = "HVM";
+
+/// Boots each pair of the suite's machine in the long run. The usual run compares the book's tables
 /// with the pairs that there are.
 pub fn run(report: &mut Report) -> Result<()> {
-    let kind = if report.topology == "pv" { Kind::Xen } else { Kind::Kvm };
+    let kinds: &[Kind] =
+        if report.topology == "pv" { &[Kind::Xen, Kind::Tenant] } else { &[Kind::Kvm] };
+    kinds.iter().try_for_each(|kind| run_kind(report, *kind))
+}
+
+fn run_kind(report: &mut Report, kind: Kind) -> Result<()> {
     let pairs = kind.pairs()?;
+    let name = kind.name();
     if report.volume == Volume::Usual {
-        report.test("the book's table has every pair", || named(kind, &pairs));
+        let test = format!("the book's table of {name} has every pair");
+        report.test(&test, || named(kind, &pairs));
         return Ok(());
     }
     let mut table = kind.head();
     for pair in &pairs {
-        table += &row(pair, &boot(report, kind, pair)?);
+        let can = match kind {
+            Kind::Tenant => boot_tenant(report, pair)?,
+            Kind::Xen | Kind::Kvm => boot(report, kind, pair)?,
+        };
+        table += &row(pair, &can);
     }
     println!("{table}");
-    report.test("the book's table is this one", || {
+    report.test(&format!("the book's table of {name} is this one"), || {
         ensure!(page()?.contains(&table), "{table}");
         Ok(())
     });
     Ok(())
 }
 
-/// The program that contains the driver.
+/// The program that contains the driver, and its guest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Xen. The guest is its control domain.
     Xen,
+    /// The usual Xen, with a PVH or an HVM tenant whose Linux is also that of the control domain.
+    Tenant,
     /// Linux with KVM.
     Kvm,
 }
 
-/// A release of the program that contains the driver, and a version of the guest's Linux.
+/// A release of the program that contains the driver, or a kind of tenant, and a version of the
+/// guest's Linux.
 type Pair = (String, String);
 
 impl Kind {
     const fn name(self) -> &'static str {
         match self {
             Self::Xen => "Xen",
+            Self::Tenant => "Tenant",
             Self::Kvm => "KVM on Linux",
         }
     }
 
     /// Returns the head of the book's table.
     fn head(self) -> String {
-        let guest = if self == Self::Xen { "Linux" } else { "Guest's Linux" };
+        let guest = if self == Self::Kvm { "Guest's Linux" } else { "Linux" };
         format!("| {} | {guest} | |\n|---|---|---|\n", self.name())
     }
 
@@ -82,6 +103,7 @@ impl Kind {
     fn pairs(self) -> Result<Vec<Pair>> {
         match self {
             Self::Xen => pairs_of_xen(),
+            Self::Tenant => pairs_of_tenants(),
             Self::Kvm => Ok(pairs_of_kvm(kvm::releases()?)),
         }
     }
@@ -114,6 +136,14 @@ fn pairs_of_xen() -> Result<Vec<Pair>> {
         pairs.extend(beside.map(|release| (release, version)));
     }
     Ok(pairs)
+}
+
+/// Returns each kind of tenant with every kernel but the usual one, which other suites boot there.
+fn pairs_of_tenants() -> Result<Vec<Pair>> {
+    let versions = sorted(kernel::versions()?);
+    let with_each =
+        |kind: &'static str| versions.iter().map(move |version| (kind.to_owned(), version.clone()));
+    Ok([PVH, HVM].into_iter().flat_map(with_each).collect())
 }
 
 /// Returns each of these releases of KVM with the kernel of each, among which is the usual one.
@@ -176,6 +206,17 @@ fn answered(outcome: &Outcome, printed: &str, word: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Boots a tenant, which counts and samples, by itself and by perf, beside a control domain that
+/// counts. Returns what it can do, in the table's words.
+fn boot_tenant(report: &mut Report, (kind, version): &Pair) -> Result<String> {
+    let mut spec = tenants::demo("pvh", kind == HVM, Some(version.clone()))?;
+    spec.timeout *= 2;
+    let failed = report.failed.len();
+    report.program(spec, "tenants")?;
+    let can: Vec<&str> = ASKED.iter().map(|(word, ..)| *word).collect();
+    Ok(if report.failed.len() == failed { can.join(", ") } else { "-".to_owned() })
 }
 
 fn row((release, version): &Pair, can: &str) -> String {

@@ -75,5 +75,5 @@ pub fn kvm(report: &mut Report) -> Result<()> {
 /// name a frame as its page that is not its own memory.
 pub fn xen(report: &mut Report) -> Result<()> {
     report.program(tenants::beside_pvh(report.topology)?, "tenants")?;
-    report.program(tenants::demo(report.topology, false)?, "tenants")
+    report.program(tenants::demo(report.topology, false, None)?, "tenants")
 }

@@ -167,7 +167,7 @@ fn spec(topology: &str, seed: u64) -> Result<Spec> {
 
 /// Describes the run of a PVH tenant, or of an HVM one, on a topology.
 fn tenant_spec(topology: &str, hvm: bool) -> Result<Spec> {
-    let mut spec = tenants::demo(topology, hvm)?;
+    let mut spec = tenants::demo(topology, hvm, None)?;
     spec.add_program("vm-tests", "tenants")?;
     Ok(spec)
 }
