@@ -39,11 +39,11 @@ fn main() -> Result<ExitCode> {
     let is_up = std::env::args().nth(1).as_deref() == Some("--some");
     // The machine whose CPUs are all up has one CPU fewer.
     let (unfit, fit) = if is_up { (UNFIT - 1, FIT >> 1) } else { (UNFIT, FIT) };
-    // A process without other threads is stepped.
-    region::overhead()?;
     for cpu in cpus()? {
         xen.set_affinity(CONTROL_DOMAIN, cpu as u32, fit)?;
     }
+    // A process without other threads is stepped.
+    region::overhead()?;
     if !is_up {
         hotplug("cpu-online", unfit)?;
     }
