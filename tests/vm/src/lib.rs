@@ -26,6 +26,7 @@ pub mod kvm;
 pub mod map;
 pub mod module;
 pub mod perf;
+pub mod profile;
 pub mod programs;
 pub mod raw;
 pub mod region;

@@ -159,6 +159,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("tests/vm/src/bin/stat/", &[&["stat", "book"]]),
     ("tests/vm/src/bin/tenants/", &[&["tenants", "amd", "kvm", "vmx"]]),
     ("tests/vm/src/bin/wrap.rs", &[&["providers"]]),
+    ("tests/vm/src/profile.rs", &[&["system"]]),
     ("tests/vm/src/xen.rs", &[XEN]),
     ("tests/vm/src/kvm.rs", &[KVM]),
     ("xtask/README.md", &[]),

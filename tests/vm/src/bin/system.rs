@@ -20,13 +20,13 @@ use anyhow::{Context, Result, bail};
 use perfctr::rdpmc::Hardware;
 use serde_json::{Value, json};
 use shared_abi::hypercall::{
-    HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
-    PLACE_KERNEL, PLACE_USER, PROFILE_AT_GUESTS, PROFILE_LEASE_MS, SAMPLE_FOR_KERNEL,
-    SAMPLE_FOR_USER, SAMPLE_HYPERVISOR, SAMPLES_MAX,
+    HvSample, PLACE_KERNEL, PLACE_USER, PROFILE_LEASE_MS, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER,
+    SAMPLE_HYPERVISOR,
 };
 use shared_abi::read::Counters;
 use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
-use vm_tests::raw::{Argument, Refusal};
+use vm_tests::profile::{BOTH, OUTSIDE_ONLY, Profile, RING_0_ONLY};
+use vm_tests::raw::Refusal;
 use vm_tests::region::Region;
 use vm_tests::tallied::{CPU, OTHER, move_to_cpu, start_passive_tenant};
 use vm_tests::tally::{Tally, equal};
@@ -34,12 +34,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{live, send};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
-use zerocopy::FromZeros;
 
-/// The host's instructions (event C0H): in ring 0, in the other rings, in both.
-const RING_0_ONLY: u64 = 0x42_00c0;
-const OUTSIDE_ONLY: u64 = 0x41_00c0;
-const BOTH: u64 = 0x43_00c0;
 /// A kernel executes at least this many instructions from an entry to its return to user mode. So
 /// at most one in this number of its samples is of the instruction that returns.
 const KERNEL_MIN: u64 = 100;
@@ -63,53 +58,6 @@ const LOOKS: u32 = 60;
 const LOOK: Duration = Duration::from_millis(20);
 /// How long a guest's counts are watched.
 const BESIDE: Duration = Duration::from_secs(2);
-
-/// The host's samples, by hypercall, with these flags.
-struct Profile<'a> {
-    xen: &'a Xen,
-    flags: u64,
-}
-
-impl<'a> Profile<'a> {
-    fn new(xen: &'a Xen) -> Self {
-        Self { xen, flags: 0 }
-    }
-
-    /// Returns the same profile, whose samples of the hypervisor say where its guest was left.
-    fn at_guests(&self) -> Self {
-        Self { flags: PROFILE_AT_GUESTS, ..*self }
-    }
-
-    fn start(&self, evntsel: u64, period: u64, cpus: u64) -> Result<(), Refusal> {
-        let mut profile = HvProfile { evntsel, period, cpus, flags: self.flags };
-        let length = size_of::<HvProfile>() as u32;
-        self.xen.perfctr_op(OP_PROFILE_START, Argument::of(&mut profile), length)
-    }
-
-    fn stop(&self) -> Result<(), Refusal> {
-        self.xen.perfctr_op(OP_PROFILE_STOP, Argument::Null, 0)
-    }
-
-    /// Takes the oldest samples of a physical CPU.
-    fn some(&self, cpu: u32) -> Result<HvSamples, Refusal> {
-        let mut samples = HvSamples::new_zeroed();
-        samples.cpu = cpu;
-        let length = size_of::<HvSamples>() as u32;
-        self.xen.perfctr_op(OP_PROFILE_READ, Argument::of(&mut samples), length)?;
-        Ok(samples)
-    }
-
-    /// Takes all available samples into `to`. Returns how many were lost since the start.
-    fn take(&self, cpu: u32, to: &mut Vec<HvSample>) -> Result<u64, Refusal> {
-        loop {
-            let samples = self.some(cpu)?;
-            to.extend_from_slice(&samples.sample[..samples.count as usize]);
-            if (samples.count as usize) < SAMPLES_MAX {
-                return Ok(samples.lost);
-            }
-        }
-    }
-}
 
 /// What was found in a measurement.
 struct Found {
@@ -502,7 +450,7 @@ fn in_tenant(
     let mut expected = match evntsel {
         RING_0_ONLY => vec![PLACE_KERNEL, SAMPLE_HYPERVISOR],
         OUTSIDE_ONLY => vec![PLACE_USER],
-        _ if profile.flags & PROFILE_AT_GUESTS != 0 => {
+        _ if profile.is_at_guests() => {
             vec![PLACE_KERNEL, PLACE_USER, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER]
         }
         _ => vec![PLACE_KERNEL, PLACE_USER, SAMPLE_HYPERVISOR],
