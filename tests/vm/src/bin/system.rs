@@ -31,7 +31,7 @@ use vm_tests::region::Region;
 use vm_tests::tallied::{CPU, OTHER, move_to_cpu, start_passive_tenant};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{live, send};
+use vm_tests::toolstack::{Tenant, live, send};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
 
@@ -45,8 +45,10 @@ const SHORT: u64 = 10_000;
 const RING: u64 = 4096;
 /// Xen's code is in this part of the address space (its layout in `config.h`).
 const XENS: std::ops::Range<u64> = 0xffff_82d0_4000_0000..0xffff_82d0_8000_0000;
-/// The work of a measurement, unit: rounds.
+/// The work of a measurement, unit: rounds. A round of [`work`] executes more instructions than
+/// the second number.
 const ROUNDS: u64 = 300;
+const WORK_MIN: u64 = 8_000;
 /// The instructions that beginning and ending may take, and the number of attempts.
 const AROUND: u64 = 100_000;
 const ATTEMPTS: u32 = 20;
@@ -416,8 +418,39 @@ fn passive() -> Result<ExitCode> {
         }
     }
     drop(session);
-    tenant.destroy()?;
+    ends_while_sampled(&profile, tenant, &mut tally)?;
     Ok(tally.finish())
+}
+
+/// Destroys a tenant while the host is sampled, and checks that sampling goes on without it.
+fn ends_while_sampled(profile: &Profile<'_>, tenant: Tenant, tally: &mut Tally) -> Result<()> {
+    let (domain, mut samples) = (u32::from(tenant.domain), Vec::new());
+    profile.start(BOTH, PERIOD, 1 << CPU)?;
+    for _ in 0..LOOKS {
+        sleep(LOOK);
+        profile.take(CPU, &mut samples)?;
+    }
+    tenant.destroy()?;
+    let gone = Hardware.clock();
+    for _ in 0..ROUNDS {
+        work();
+        profile.take(CPU, &mut samples)?;
+    }
+    profile.stop()?;
+    let number = |is_tenants: bool, is_later: bool| {
+        let fits = |sample: &&HvSample| {
+            (sample.domain == domain, sample.tsc > gone) == (is_tenants, is_later)
+        };
+        samples.iter().filter(fits).count()
+    };
+    let [before, after] = [false, true].map(|is_later| number(true, is_later));
+    let others = number(false, true);
+    println!("{before} samples of the tenant, {after} after its end, then {others} of others");
+    tally.check("a tenant is sampled until it is destroyed", equal(before > 0, true));
+    tally.check("a domain that is gone has no samples", equal(after, 0));
+    let goes_on = others as u64 > ROUNDS * WORK_MIN / PERIOD;
+    tally.check("sampling goes on when a domain is gone", equal(goes_on, true));
+    Ok(())
 }
 
 /// Checks that samples of a tenant are in its own code, and that the tenant has some in each mode
