@@ -25,6 +25,7 @@ pub mod kexec;
 pub mod kvm;
 pub mod map;
 pub mod module;
+pub mod network;
 pub mod perf;
 pub mod profile;
 pub mod programs;

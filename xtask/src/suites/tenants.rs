@@ -299,6 +299,16 @@ pub(super) fn add_network(spec: &mut Spec) -> Result<Vec<(String, PathBuf)>> {
     ])
 }
 
+/// Adds what a disk needs that the control domain has in its memory. Returns what the tenant needs
+/// for it, as (path in the tenant, path here).
+pub(super) fn add_disk(spec: &mut Spec) -> Result<(String, PathBuf)> {
+    let modules = kernel::kernel()?.modules.join("drivers/block");
+    for (name, path) in [("brd.ko", "brd.ko"), ("xen-blkback.ko", "xen-blkback/xen-blkback.ko")] {
+        spec.files.push((modules.join(path), format!("/usr/lib/perfctr/{name}")));
+    }
+    Ok(("usr/lib/perfctr/xen-blkfront.ko".to_owned(), modules.join("xen-blkfront.ko")))
+}
+
 /// Returns the module by which a tenant's programs make hypercalls, and its place in the tenant.
 pub(super) fn privcmd() -> Result<(String, PathBuf)> {
     let module = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
