@@ -88,6 +88,7 @@ impl Collector {
 
     /// Begins to sample all physical CPUs, or only these.
     pub fn begin(&mut self, event: Event, cpus: Option<&[u32]>, places: Places) -> Result<()> {
+        self.names.begin(names_of_xl);
         self.clock = Clock::now();
         let rings = HostSamples::start(Xen::open()?, event, cpus, places)?;
         if let Some(host) = &mut self.profile.host {
@@ -108,6 +109,8 @@ impl Collector {
         while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
             self.add_all(taken?);
         }
+        // A domain may be gone before the profile is made.
+        self.names.look_up(&self.profile, names_of_xl);
         Ok(())
     }
 
@@ -155,7 +158,8 @@ impl Collector {
     }
 }
 
-/// The names of domains, which are looked up when a domain is new.
+/// The names of domains, which are looked up before sampling begins, and when a domain is new. They
+/// are kept when a domain is gone.
 #[derive(Default)]
 struct DomainNames {
     known: Names,
@@ -163,13 +167,25 @@ struct DomainNames {
 }
 
 impl DomainNames {
+    /// Looks up the names of the domains that there are.
+    fn begin(&mut self, ask: impl FnOnce() -> Names) {
+        self.known.extend(ask());
+        self.asked.extend(self.known.keys());
+    }
+
+    /// Looks up the names again if the profile has a domain that is new.
+    fn look_up(&mut self, profile: &Profile, ask: impl FnOnce() -> Names) {
+        let before = self.asked.len();
+        let domains = profile.threads.iter().map(|thread| thread.pid);
+        self.asked.extend(domains.filter(|&domain| domain != IDLE_DOMAIN));
+        if self.asked.len() > before {
+            self.known.extend(ask());
+        }
+    }
+
     /// Gives the domains their names.
     fn name(&mut self, profile: &mut Profile, ask: impl FnOnce() -> Names) {
-        let before = self.asked.len();
-        self.asked.extend(profile.threads.iter().map(|thread| thread.pid));
-        if self.asked.len() > before {
-            self.known = ask();
-        }
+        self.look_up(profile, ask);
         for thread in &mut profile.threads {
             thread.name = match thread.pid {
                 IDLE_DOMAIN => "idle".to_owned(),

@@ -5,9 +5,12 @@
 //! Runs in the testbed on one CPU, with libperfctr and with perf events under Xen, with perf events
 //! under Xen's own virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one
 //! table of it. On two vCPUs it measures switches of these. With the argument `operations` it
-//! measures single operations only. The emulator counts, so nothing that is measured has to measure
-//! itself.
+//! measures single operations only, with `host` and `beside-tenant` samples of the whole host, and
+//! with `switches` what the driver's options cost a switch of vCPUs. With `tenant` it is the first
+//! program of the tenant that is sampled. The emulator counts, so nothing that is measured has to
+//! measure itself.
 
+mod host;
 mod operations;
 mod stack;
 mod tally;
@@ -16,7 +19,7 @@ use std::io::{Read, Write, pipe};
 use std::path::Path;
 use std::thread::{self, sleep};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::getppid;
 use vm_tests::region::Region;
@@ -42,15 +45,24 @@ const CALLS: u64 = 20_000;
 const FIRST_TURNS: u64 = 100;
 
 fn main() -> Result<()> {
+    let what = std::env::args().nth(1);
     check_tally()?;
+    if what.as_deref() == Some(host::TENANT) {
+        return host::tenant();
+    }
     print!("{:<42}{:>9}", "", "told/due");
     Tally::NAMES.iter().for_each(|name| print!("{name:>9}"));
     println!();
     // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
     std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
     let module = has_module();
-    if std::env::args().nth(1).as_deref() == Some("operations") {
-        return operations::measure(module);
+    match what.as_deref() {
+        None => {}
+        Some("operations") => return operations::measure(module),
+        Some("host") => return host::measure(),
+        Some("beside-tenant") => return host::beside_tenant(),
+        Some("switches") => return host::switches(),
+        Some(other) => bail!("{other:?} cannot be measured"),
     }
     if cpus()?.len() > 1 {
         if module {
@@ -60,9 +72,9 @@ fn main() -> Result<()> {
     }
     if module {
         system_call("libperfctr", stack::perfctr_four)?;
-        let taken = sample("libperfctr, a signal for each", stack::perfctr)?;
+        let taken = sample_thread("libperfctr, a signal for each", stack::perfctr)?;
         ensure!(taken == SAMPLES, "{taken} samples instead of {SAMPLES}");
-        let taken = sample("libperfctr, records in a ring", stack::perfctr_records)?;
+        let taken = sample_thread("libperfctr, records in a ring", stack::perfctr_records)?;
         ensure!(taken == SAMPLES, "{taken} samples instead of {SAMPLES}");
         sample_each_instruction(
             "libperfctr, a record for each instruction",
@@ -74,8 +86,8 @@ fn main() -> Result<()> {
         switch_beside_module()?;
     }
     system_call("perf_event", stack::perf_four)?;
-    let signals = sample("perf_event, a signal for each", stack::perf_signals)?;
-    let records = sample("perf_event, records in memory", stack::perf_records)?;
+    let signals = sample_thread("perf_event, a signal for each", stack::perf_signals)?;
+    let records = sample_thread("perf_event, records in memory", stack::perf_records)?;
     if module {
         // Linux' own perf accepts no period of 1.
         sample_each_instruction("perf_event, a record for each instruction", stack::perf_records)?;
@@ -107,12 +119,30 @@ fn has_module() -> bool {
     Path::new("/dev/perfctr").exists()
 }
 
-/// Measures what a sample costs in addition to counting. Returns how many samples came.
-fn sample(name: &str, stack: Stack) -> Result<u64> {
-    // The work is half a period more than the samples take. An iteration is two instructions.
+/// Measures what a sample of this thread costs in addition to counting. Returns how many samples
+/// came.
+fn sample_thread(name: &str, stack: Stack) -> Result<u64> {
+    // The table says how many samples the others lose.
+    let least = if has_module() { SAMPLES } else { 1 };
+    let execute = |period| execute(stack, period, samples_of_user_mode());
+    sample(&format!("a sample: {name}"), least, execute)
+}
+
+/// Returns a region whose instructions are enough for all samples, and half a period more.
+fn samples_of_user_mode() -> Region {
+    // An iteration is two instructions.
     let half = (2 * SAMPLES + 1) * PERIOD / 8;
-    let region = Region { first: half, second: half };
-    let execute = |period| execute(stack, period, region);
+    Region { first: half, second: half }
+}
+
+/// Measures what a sample costs in addition to counting, where `execute` works while it samples
+/// with a period, and returns what the machine did and the number of samples. There have to be at
+/// least so many. Returns how many samples came.
+fn sample(
+    name: &str,
+    least: u64,
+    mut execute: impl FnMut(u64) -> Result<(Tally, u64)>,
+) -> Result<u64> {
     // The first time, memory and code are not mapped yet.
     execute(PERIOD).with_context(|| name.to_owned())?;
     let mut fewest = u64::MAX;
@@ -120,14 +150,11 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
         let (without, none) = execute(NEVER)?;
         let (with, samples) = execute(PERIOD)?;
         ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
-        // The table says how many samples the others lose.
-        let least = if has_module() { SAMPLES } else { 1 };
         ensure!(samples >= least, "{name}: {samples} samples, {least} expected at least");
         fewest = fewest.min(samples);
         Ok(difference(&with.per(samples), &without.per(samples)))
     })?;
-    let name = format!("a sample: {name}");
-    print(&name, &format!("{fewest}/{SAMPLES}"), &cost);
+    print(name, &format!("{fewest}/{SAMPLES}"), &cost);
     Ok(fewest)
 }
 
@@ -265,11 +292,14 @@ fn median_with_and_without(
         turns[0].extend(without()?);
         turns[1].extend(with()?);
     }
-    let [without, with] = turns.map(|turns| {
-        let each: Vec<PerTime> = turns.iter().map(|turn| turn.per(SWITCHES_IN_TURN)).collect();
-        median_of(&each)
-    });
+    let [without, with] = turns.map(|turns| median_switch(&turns));
     Ok(difference(&with, &without))
+}
+
+/// Returns what a switch of the median turn costs, for each number.
+fn median_switch(turns: &[Tally]) -> PerTime {
+    let each: Vec<PerTime> = turns.iter().map(|turn| turn.per(SWITCHES_IN_TURN)).collect();
+    median_of(&each)
 }
 
 /// Returns the median of each number.

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "perf_event_open and its kin have no safe interface")]
 
 use std::fs::File;
+use std::hint::black_box;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -178,39 +179,92 @@ pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
 
 /// Uses perf events. The kernel writes a record of each overflow into memory.
 pub fn perf_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
-    const PAGE: usize = 4096;
-    /// The bytes of all records, which are one header and one instruction pointer each.
-    const BUFFER: usize = 16 * PAGE;
-    let event = open(period)?;
-    let pages = memmap2::MmapOptions::new().len(PAGE + BUFFER).map_raw(&event)?;
-    // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
-    check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
-    program();
-    // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
-    check(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
-    count_records(&pages, PAGE)
+    Records::of(open(period)?, program)?.count()
 }
 
-/// Returns the number of samples in an event's buffer, which must not have been full.
-fn count_records(pages: &MmapRaw, page: usize) -> Result<u64> {
-    let control = pages.as_ptr().cast::<bindings::perf_event_mmap_page>();
-    // SAFETY: the first page has this form; the event is disabled, so nobody writes.
-    let head = unsafe { (*control).data_head } as usize;
-    ensure!(head < pages.len() - page, "the buffer was too small for {head} bytes of records");
-    let (mut at, mut samples) = (0, 0);
-    while at < head {
-        // SAFETY: records begin with headers, are aligned like them, and end before `head`.
-        let header =
-            unsafe { pages.as_ptr().add(page + at).cast::<bindings::perf_event_header>().read() };
-        ensure!(header.size > 0, "a record without a size");
-        at += usize::from(header.size);
-        samples += u64::from(header.type_ == bindings::PERF_RECORD_SAMPLE);
+/// The modes that a perf event counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modes {
+    /// The kernel.
+    Kernel,
+    /// User mode.
+    User,
+}
+
+/// Samples one mode of the first CPU, whoever executes there, as `perf record -a` does: the kernel
+/// writes place, thread, time and CPU into memory, and wakes nobody until half of it is full.
+/// Returns what it has written while the program executed.
+pub fn perf_of_cpu(modes: Modes, period: u64, program: &mut dyn FnMut()) -> Result<Records> {
+    let mut attributes = attributes(period);
+    let kinds = [
+        bindings::PERF_SAMPLE_IP,
+        bindings::PERF_SAMPLE_TID,
+        bindings::PERF_SAMPLE_TIME,
+        bindings::PERF_SAMPLE_CPU,
+    ];
+    attributes.sample_type = kinds.iter().map(|&kind| u64::from(kind)).sum();
+    attributes.__bindgen_anon_2.wakeup_events = 0;
+    attributes.set_exclude_kernel(u64::from(modes == Modes::User));
+    attributes.set_exclude_user(u64::from(modes == Modes::Kernel));
+    Records::of(open_for(attributes, EVERYBODY, FIRST_CPU)?, program)
+}
+
+/// The records of an event that is stopped, in the memory into which the kernel has written them.
+#[derive(Debug)]
+pub struct Records(MmapRaw);
+
+impl Records {
+    /// The bytes of the page before the records.
+    const PAGE: usize = 4096;
+    /// The bytes of all records, which have at most one header and four words each.
+    const BUFFER: usize = 16 * Self::PAGE;
+
+    /// Executes the program while the event samples.
+    fn of(event: File, program: &mut dyn FnMut()) -> Result<Self> {
+        let pages = memmap2::MmapOptions::new().len(Self::PAGE + Self::BUFFER).map_raw(&event)?;
+        // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
+        check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
+        program();
+        // SAFETY: the descriptor is that of an open event, and the request takes no pointer.
+        check(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
+        Ok(Self(pages))
     }
-    Ok(samples)
+
+    /// Reads all words of all records, which must not have filled the buffer. Returns the number of
+    /// samples.
+    pub fn count(&self) -> Result<u64> {
+        const HEADER: usize = size_of::<bindings::perf_event_header>();
+        let Self(pages) = self;
+        let control = pages.as_ptr().cast::<bindings::perf_event_mmap_page>();
+        // SAFETY: the first page has this form; the event is disabled, so nobody writes.
+        let head = unsafe { (*control).data_head } as usize;
+        ensure!(head < Self::BUFFER, "the buffer was too small for {head} bytes of records");
+        let (mut at, mut samples) = (0, 0);
+        while at < head {
+            // SAFETY: records begin with headers, are aligned like them, and end before `head`.
+            let header = unsafe {
+                pages.as_ptr().add(Self::PAGE + at).cast::<bindings::perf_event_header>().read()
+            };
+            let size = usize::from(header.size);
+            ensure!(size >= HEADER && at + size <= head, "a record of {size} bytes");
+            for word in (at + HEADER..at + size).step_by(size_of::<u64>()) {
+                // SAFETY: records consist of words, and this one ends before `head`.
+                black_box(unsafe { pages.as_ptr().add(Self::PAGE + word).cast::<u64>().read() });
+            }
+            at += size;
+            samples += u64::from(header.type_ == bindings::PERF_RECORD_SAMPLE);
+        }
+        Ok(samples)
+    }
 }
 
 /// Opens an event of the calling thread's instructions in user mode, disabled.
 fn open(period: u64) -> Result<File> {
+    open_for(attributes(period), THIS_THREAD, ANY_CPU)
+}
+
+/// Returns the attributes of an event of instructions in user mode, disabled.
+fn attributes(period: u64) -> bindings::perf_event_attr {
     let mut attributes = bindings::perf_event_attr {
         type_: bindings::PERF_TYPE_HARDWARE,
         size: size_of::<bindings::perf_event_attr>() as u32,
@@ -223,8 +277,22 @@ fn open(period: u64) -> Result<File> {
     attributes.set_disabled(1);
     attributes.set_exclude_kernel(1);
     attributes.set_exclude_hv(1);
+    attributes
+}
+
+/// What the kernel takes for the calling thread or for all, and for any CPU or for the first one.
+const THIS_THREAD: libc::pid_t = 0;
+const EVERYBODY: libc::pid_t = -1;
+const ANY_CPU: libc::c_int = -1;
+const FIRST_CPU: libc::c_int = 0;
+
+fn open_for(
+    mut attributes: bindings::perf_event_attr,
+    whose: libc::pid_t,
+    cpu: libc::c_int,
+) -> Result<File> {
     // SAFETY: the attributes are writable and say how large they are.
-    let descriptor = unsafe { perf_event_open(&mut attributes, 0, -1, -1, 0) };
+    let descriptor = unsafe { perf_event_open(&mut attributes, whose, cpu, -1, 0) };
     check(descriptor).context("cannot open a perf event")?;
     // SAFETY: a new descriptor, which nobody else owns.
     Ok(unsafe { File::from_raw_fd(descriptor) })

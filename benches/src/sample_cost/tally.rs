@@ -37,6 +37,21 @@ impl Tally {
         Self(numbers)
     }
 
+    /// Returns a tally of these numbers, which another program has read.
+    pub const fn of(numbers: [u64; Self::NUMBERS]) -> Self {
+        Self(numbers)
+    }
+
+    /// Returns the numbers.
+    pub const fn numbers(&self) -> [u64; Self::NUMBERS] {
+        self.0
+    }
+
+    /// Returns the instructions in ring 0.
+    pub fn ring0(&self) -> u64 {
+        self.0[0]
+    }
+
     /// Returns the instructions elsewhere than in ring 0.
     pub fn outside_ring0(&self) -> u64 {
         self.0[1]

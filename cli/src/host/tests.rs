@@ -97,6 +97,29 @@ fn the_names_of_domains_are_asked_for_when_one_is_new() {
 }
 
 #[test]
+fn a_domain_that_is_gone_keeps_its_name() {
+    let mut names = DomainNames::default();
+    let list = |domains: &[(u32, &str)]| -> Names {
+        domains.iter().map(|&(domain, name)| (domain, name.to_owned())).collect()
+    };
+    let of = |domains: &[u32]| {
+        let (mut profile, mut samples) = (profile(), Samples::default());
+        for &domain in domains {
+            samples.thread(&mut profile, domain, 0, String::new);
+        }
+        profile
+    };
+    names.begin(|| list(&[(0, "Domain-0"), (3, "web")]));
+    let known = || -> Names { panic!("both names are known") };
+    names.look_up(&of(&[0, 3, IDLE_DOMAIN]), known);
+    names.look_up(&of(&[0, 4]), || list(&[(0, "Domain-0"), (4, "mail")]));
+    let mut all = of(&[0, 3, 4]);
+    names.name(&mut all, || panic!("all names are known"));
+    let found: Vec<&str> = all.threads.iter().map(|thread| &*thread.name).collect();
+    assert_eq!(found, ["Domain-0", "web", "mail"]);
+}
+
+#[test]
 fn other_domains_are_known_by_their_numbers_only() {
     let mut modules = Modules::new(hypervisor());
     for mode in [Mode::Kernel, Mode::User] {

@@ -174,6 +174,9 @@ const PERF: &[&str] = &[
     "linux-perf",
 ];
 
+/// Libraries that `perf` needs where there is no userland, beside those of [`TENANT`].
+const PERF_ALONE: &[&str] = &["libbz2-1.0", "libcrypt1", "liblzma5", "libzstd1", "zlib1g"];
+
 /// Documents, and libraries that only its libraries need.
 const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
 
@@ -446,6 +449,12 @@ pub fn device_model() -> Result<PathBuf> {
 /// Makes the directory tree of Linux's `perf`, which is laid over the userland.
 pub fn perf() -> Result<PathBuf> {
     tree("perf", PERF, PERF_LEFT_OUT)
+}
+
+/// Makes the directory tree that is laid over those of [`perf`] and [`tenant`], so that a tenant
+/// has all that `perf` needs.
+pub fn perf_in_tenant() -> Result<PathBuf> {
+    tree("perf-in-tenant", PERF_ALONE, TENANT_LEFT_OUT)
 }
 
 /// Makes the directory tree of rr, which is laid over the userland.

@@ -6,6 +6,7 @@
 
 mod book;
 pub mod browser;
+mod causes;
 pub mod changed;
 mod domains;
 mod driver;
@@ -124,6 +125,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("vmx-pv", "counting-vmx-pv", driver::counting),
     Suite::long("vmx", vmx::brief),
     Suite::vm("system", system::run),
+    Suite::long("causes", causes::run),
     Suite::long("pictures", pictures::run),
     Suite::long("domains", domains::run),
     Suite::long("emulated", emulated::run),

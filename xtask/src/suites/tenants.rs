@@ -2,13 +2,14 @@
 //! Tests two domains: Debian's own tools create a tenant beside the control domain, with the same
 //! kernel.
 
+use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::io::BufWriter;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
@@ -83,10 +84,11 @@ pub fn migrate(report: &mut Report) -> Result<()> {
     spec.timeout = Duration::from_secs(1800);
     if report.volume == Volume::Long {
         let mut files = modules()?;
-        let next = archive("successor", "tenants", &files, &spec)?;
+        let program = guest::program("vm-tests", "tenants")?;
+        let next = archive("successor", &program, &files, &spec)?;
         files.push(("work/next/initrd".to_owned(), next));
         files.push(("work/next/vmlinuz".to_owned(), kernel::kernel()?.boot_image));
-        let starter = archive("starter", "tenants", &files, &spec)?;
+        let starter = archive("starter", &program, &files, &spec)?;
         spec.files.push((starter, INITRAMFS_OF_STARTER.into()));
         add_device_model(&mut spec)?;
         // There are two tenants at a time, too.
@@ -154,6 +156,19 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     spec.add_program("vm-tests", "tenants")?;
     let program = (inside, guest::program("benches", program)?);
     add_tenant(&mut spec, "tenants", &[program])?;
+    Ok(spec)
+}
+
+/// Describes a run of a program of `benches` in a control domain with one vCPU, which samples its
+/// host while a PVH tenant executes. The tenant's first program is the same one.
+pub fn bench_beside(program: &str) -> Result<Spec> {
+    let command = [format!("/work/{program}")];
+    let mut spec = Spec::new("pvh", command)?.deterministic().driver("profile")?;
+    spec.module = false;
+    spec.hypervisor()?.add("dom0_max_vcpus=1");
+    spec.timeout = Duration::from_secs(1800);
+    spec.add_program("benches", program)?;
+    add_tenant_with(&mut spec, &guest::program("benches", program)?, &[])?;
     Ok(spec)
 }
 
@@ -264,9 +279,15 @@ pub(super) fn add_tenant(
     program: &str,
     further: &[(String, PathBuf)],
 ) -> Result<()> {
+    add_tenant_with(spec, &guest::program("vm-tests", program)?, further)
+}
+
+/// Does [`add_tenant`] with the file of any program.
+fn add_tenant_with(spec: &mut Spec, program: &Path, further: &[(String, PathBuf)]) -> Result<()> {
     // That leaves room for a tenant.
     spec.hypervisor()?.add("dom0_mem=1024M,max:1024M");
-    let path = archive(program, program, further, spec)?;
+    let name = program.file_name().and_then(OsStr::to_str).context("a program without a name")?;
+    let path = archive(name, program, further, spec)?;
     let kernel = kernel::of(spec.linux.as_deref())?;
     spec.files.push((rootfs::toolstack()?, "/".into()));
     spec.files.push((kernel.image, "/work/vmlinux".into()));
@@ -289,23 +310,33 @@ pub(super) fn add_network(spec: &mut Spec) -> Result<Vec<(String, PathBuf)>> {
     ])
 }
 
+/// Adds what a disk needs that the control domain has in its memory. Returns what the tenant needs
+/// for it, as (path in the tenant, path here).
+pub(super) fn add_disk(spec: &mut Spec) -> Result<(String, PathBuf)> {
+    let modules = kernel::kernel()?.modules.join("drivers/block");
+    for (name, path) in [("brd.ko", "brd.ko"), ("xen-blkback.ko", "xen-blkback/xen-blkback.ko")] {
+        spec.files.push((modules.join(path), format!("/usr/lib/perfctr/{name}")));
+    }
+    Ok(("usr/lib/perfctr/xen-blkfront.ko".to_owned(), modules.join("xen-blkfront.ko")))
+}
+
 /// Returns the module by which a tenant's programs make hypercalls, and its place in the tenant.
 pub(super) fn privcmd() -> Result<(String, PathBuf)> {
     let module = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
     Ok(("usr/lib/perfctr/xen-privcmd.ko".to_owned(), module))
 }
 
-/// Puts the first contents of the memory of a tenant on this machine into a file of this name.
+/// Puts the first contents of the memory of a tenant on this machine, with its first program, into a
+/// file of this name.
 fn archive(
     name: &str,
-    program: &str,
+    program: &Path,
     further: &[(String, PathBuf)],
     spec: &Spec,
 ) -> Result<PathBuf> {
     let module = guest::module(&kernel::of(spec.linux.as_deref())?, spec.purpose())?;
     let path = cache::scratch(&format!("{name}.cpio"))?;
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
-    let program = guest::program("vm-tests", program)?;
     archive.file("init", 0o755, &fs::read(program)?)?;
     for link in rootfs::MERGED {
         archive.symlink(link, format!("usr/{link}").as_bytes())?;

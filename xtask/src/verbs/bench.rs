@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use super::costs::{self, Costs, Subject, page};
+use super::costs::{self, Cost, Costs, Subject, page};
 use crate::artefacts::guest;
 use crate::machine::{self, Spec, Status};
 use crate::suites::tenants;
@@ -59,7 +59,16 @@ enum What {
     Switch,
     /// In guests of KVM: exits that switch no vCPU, RDPMC, and having another event counted.
     Operations,
+    /// Samples of a whole host, and what the option for them costs switches of vCPUs.
+    Host,
 }
+
+/// The driver's option for samples of the host.
+const PROFILE: &str = "profile";
+/// A switch of vCPUs as a whole. `benches/src/sample_cost/host.rs` has the same name.
+const WHOLE_SWITCH: &str = "a whole switch of vCPUs";
+/// The table that has the difference of two of them.
+const SWITCH: &str = "a switch of vCPUs";
 
 /// Measures what a read, a sample and a switch cost, beside perf events.
 #[derive(Default, clap::Args)]
@@ -99,9 +108,12 @@ pub fn measure(args: &Args, keep: impl Fn(&Costs) -> Result<()>) -> Result<Costs
     let wanted = |machine: &&Machine| args.only.is_none_or(|only| only == **machine);
     let machines: Vec<Machine> = Machine::value_variants().iter().filter(wanted).copied().collect();
     let mut costs = Costs::default();
-    for (what, of) in
-        [(What::Read, reads as Of), (What::Switch, switches), (What::Operations, operations)]
-    {
+    for (what, of) in [
+        (What::Read, reads as Of),
+        (What::Switch, switches),
+        (What::Operations, operations),
+        (What::Host, host),
+    ] {
         if args.what.is_none_or(|only| only == what) {
             if what == What::Read {
                 on_this_machine()?;
@@ -130,7 +142,7 @@ fn reads(machine: Machine, costs: &mut Costs) -> Result<()> {
         return Ok(());
     }
     println!("\none read, instructions, {}", machine.name());
-    let printed = output(machine.spec("read-cost", 1)?)?;
+    let printed = output(machine.spec("read-cost", 1, "")?)?;
     print!("{printed}");
     for line in printed.lines() {
         let (how, numbers) = split(line);
@@ -147,7 +159,7 @@ fn switches(machine: Machine, costs: &mut Costs) -> Result<()> {
     // If there is a hypervisor, two vCPUs share one CPU.
     let vcpus = if machine == Machine::Native { 1..=1 } else { 1..=2 };
     for vcpus in vcpus {
-        tallied(machine, machine.spec("sample-cost", vcpus)?, costs)?;
+        tallied(machine, machine.spec("sample-cost", vcpus, "")?, costs)?;
     }
     Ok(())
 }
@@ -156,27 +168,65 @@ fn operations(machine: Machine, costs: &mut Costs) -> Result<()> {
     if !machine.is_guest_of_kvm() {
         return Ok(());
     }
-    let mut spec = machine.spec("sample-cost", 1)?;
+    let mut spec = machine.spec("sample-cost", 1, "")?;
     spec.command.push("operations".into());
     print!("\n{}\n", machine.heading());
     tallied(machine, spec, costs)
+}
+
+fn host(machine: Machine, costs: &mut Costs) -> Result<()> {
+    let (mut sampled, what) = match machine {
+        Machine::Pvh => (tenants::bench_beside("sample-cost")?, "beside-tenant"),
+        Machine::Perfctr | Machine::Native => (machine.spec("sample-cost", 1, PROFILE)?, "host"),
+        _ => return Ok(()),
+    };
+    sampled.command.push(what.into());
+    print!("\n{}\n", machine.heading());
+    tallied(machine, sampled, costs)?;
+    if machine != Machine::Perfctr {
+        return Ok(());
+    }
+    let whole = |option| -> Result<_> {
+        let mut spec = machine.spec("sample-cost", 2, option)?;
+        spec.command.push("switches".into());
+        let title = if option.is_empty() { "without options" } else { option };
+        println!("\n{}, {title}", machine.heading());
+        let printed = output(spec)?;
+        print!("{printed}");
+        Ok(machine.costs_of(&printed))
+    };
+    let [without, with] = [whole("")?, whole(PROFILE)?];
+    for (subject, cost) in differences(with, &without)? {
+        costs.insert(subject, cost);
+    }
+    Ok(())
+}
+
+/// Returns the rows of a machine with the option for samples of the host. A switch as a whole
+/// becomes its difference from the one on the machine without the option.
+fn differences(
+    with: Vec<(Subject, Cost)>,
+    without: &[(Subject, Cost)],
+) -> Result<Vec<(Subject, Cost)>> {
+    let row = |(subject, cost): (Subject, Cost)| {
+        if subject.operation != WHOLE_SWITCH {
+            return Ok((subject, cost));
+        }
+        let other = without.iter().find(|(other, _)| *other == subject);
+        let (_, other) = other.with_context(|| format!("nothing beside {subject:?}"))?;
+        let numbers = cost.iter().zip(other).map(|(with, without)| Some((*with)? - (*without)?));
+        let how = format!("the option {PROFILE}, {}", subject.how);
+        Ok((Subject { operation: SWITCH.to_owned(), how, ..subject }, numbers.collect()))
+    };
+    with.into_iter().map(row).collect()
 }
 
 /// Runs a program that prints a line of the emulator's tally for each operation.
 fn tallied(machine: Machine, spec: Spec, costs: &mut Costs) -> Result<()> {
     let printed = output(spec)?;
     print!("{printed}");
-    for line in printed.lines() {
-        let (name, numbers) = split(line);
-        let [ring_0, ring_3, entries, _, rdmsr, wrmsr, _] = numbers[..] else { continue };
-        let [hypervisor, guest] = if machine == Machine::Native {
-            [None, Some(ring_0 + ring_3)]
-        } else {
-            [Some(ring_0), Some(ring_3)]
-        };
-        let (operation, how) = name.split_once(": ").unwrap_or((&name, "by itself"));
-        let cost = vec![hypervisor, guest, Some(entries), Some(rdmsr + wrmsr)];
-        costs.insert(machine.subject(operation, how), cost);
+    for (subject, cost) in machine.costs_of(&printed) {
+        costs.insert(subject, cost);
     }
     Ok(())
 }
@@ -211,16 +261,35 @@ impl Machine {
         )
     }
 
-    /// Describes a run of this program on the machine, in a guest of this many vCPUs.
-    fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
+    /// Describes a run of this program on the machine, in a guest of this many vCPUs. The driver
+    /// has this option beside the usual ones, if any.
+    fn spec(self, program: &str, vcpus: u32, option: &str) -> Result<Spec> {
         let spec = self.usual(program, vcpus)?;
         match self {
             // Each instruction may be a sample, which the usual limit would put off. If two such
             // options are given, the last one counts, so this one also lets the tenant count.
             Self::Pvh => spec.driver("all,rate=1000"),
+            Self::Perfctr if !option.is_empty() => spec.driver(&format!("rate=1000,{option}")),
             Self::Perfctr | Self::Kvm | Self::VmxKvm => spec.driver("rate=1000"),
             _ => Ok(spec),
         }
+    }
+
+    /// Returns the rows that a program has printed with the emulator's tally.
+    fn costs_of(self, printed: &str) -> Vec<(Subject, Cost)> {
+        let row = |line| {
+            let (name, numbers) = split(line);
+            let [ring_0, ring_3, entries, _, rdmsr, wrmsr, _] = numbers[..] else { return None };
+            let [hypervisor, guest] = if self == Self::Native {
+                [None, Some(ring_0 + ring_3)]
+            } else {
+                [Some(ring_0), Some(ring_3)]
+            };
+            let (operation, how) = name.split_once(": ").unwrap_or((&name, "by itself"));
+            let cost = vec![hypervisor, guest, Some(entries), Some(rdmsr + wrmsr)];
+            Some((self.subject(operation, how), cost))
+        };
+        printed.lines().filter_map(row).collect()
     }
 
     fn usual(self, program: &str, vcpus: u32) -> Result<Spec> {
@@ -335,6 +404,25 @@ mod tests {
         let command = |machine| command(machine).unwrap();
         assert_eq!(command("KVM with its PMU"), "cargo xtask bench --only kvm-vpmu");
         assert_eq!(command("no hypervisor"), "cargo xtask bench --only native");
+    }
+
+    #[test]
+    fn a_machine_with_an_option_is_compared_with_one_without_it() {
+        let of = |printed: &str| Machine::Perfctr.costs_of(printed);
+        let without =
+            of("told/due ring 0\na whole switch of vCPUs: nobody samples 5 6 7 0 1 2 0\n");
+        let printed = "a whole switch of vCPUs: nobody samples 9.5 6.0 7 0 1 3 0\n\
+                       a switch of vCPUs: somebody samples the host 1 0 0 0 0 0 0\n";
+        let rows = differences(of(printed), &without).unwrap();
+        let row =
+            |how, cost: [f64; 4]| (Machine::Perfctr.subject(SWITCH, how), cost.map(Some).to_vec());
+        let expected = [
+            row("the option profile, nobody samples", [4.5, 0.0, 0.0, 1.0]),
+            row("somebody samples the host", [1.0, 0.0, 0.0, 0.0]),
+        ];
+        assert_eq!(rows, expected);
+        let error = differences(of(printed), &[]).unwrap_err().to_string();
+        assert!(error.starts_with("nothing beside") && error.contains("nobody samples"), "{error}");
     }
 
     #[test]

@@ -20,26 +20,21 @@ use anyhow::{Context, Result, bail};
 use perfctr::rdpmc::Hardware;
 use serde_json::{Value, json};
 use shared_abi::hypercall::{
-    HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
-    PLACE_KERNEL, PLACE_USER, PROFILE_AT_GUESTS, PROFILE_LEASE_MS, SAMPLE_FOR_KERNEL,
-    SAMPLE_FOR_USER, SAMPLE_HYPERVISOR, SAMPLES_MAX,
+    HvSample, PLACE_KERNEL, PLACE_USER, PROFILE_LEASE_MS, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER,
+    SAMPLE_HYPERVISOR,
 };
 use shared_abi::read::Counters;
 use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
-use vm_tests::raw::{Argument, Refusal};
+use vm_tests::profile::{BOTH, OUTSIDE_ONLY, Profile, RING_0_ONLY};
+use vm_tests::raw::Refusal;
 use vm_tests::region::Region;
 use vm_tests::tallied::{CPU, OTHER, move_to_cpu, start_passive_tenant};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{live, send};
+use vm_tests::toolstack::{Tenant, live, send};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
-use zerocopy::FromZeros;
 
-/// The host's instructions (event C0H): in ring 0, in the other rings, in both.
-const RING_0_ONLY: u64 = 0x42_00c0;
-const OUTSIDE_ONLY: u64 = 0x41_00c0;
-const BOTH: u64 = 0x43_00c0;
 /// A kernel executes at least this many instructions from an entry to its return to user mode. So
 /// at most one in this number of its samples is of the instruction that returns.
 const KERNEL_MIN: u64 = 100;
@@ -50,8 +45,10 @@ const SHORT: u64 = 10_000;
 const RING: u64 = 4096;
 /// Xen's code is in this part of the address space (its layout in `config.h`).
 const XENS: std::ops::Range<u64> = 0xffff_82d0_4000_0000..0xffff_82d0_8000_0000;
-/// The work of a measurement, unit: rounds.
+/// The work of a measurement, unit: rounds. A round of [`work`] executes more instructions than
+/// the second number.
 const ROUNDS: u64 = 300;
+const WORK_MIN: u64 = 8_000;
 /// The instructions that beginning and ending may take, and the number of attempts.
 const AROUND: u64 = 100_000;
 const ATTEMPTS: u32 = 20;
@@ -63,53 +60,6 @@ const LOOKS: u32 = 60;
 const LOOK: Duration = Duration::from_millis(20);
 /// How long a guest's counts are watched.
 const BESIDE: Duration = Duration::from_secs(2);
-
-/// The host's samples, by hypercall, with these flags.
-struct Profile<'a> {
-    xen: &'a Xen,
-    flags: u64,
-}
-
-impl<'a> Profile<'a> {
-    fn new(xen: &'a Xen) -> Self {
-        Self { xen, flags: 0 }
-    }
-
-    /// Returns the same profile, whose samples of the hypervisor say where its guest was left.
-    fn at_guests(&self) -> Self {
-        Self { flags: PROFILE_AT_GUESTS, ..*self }
-    }
-
-    fn start(&self, evntsel: u64, period: u64, cpus: u64) -> Result<(), Refusal> {
-        let mut profile = HvProfile { evntsel, period, cpus, flags: self.flags };
-        let length = size_of::<HvProfile>() as u32;
-        self.xen.perfctr_op(OP_PROFILE_START, Argument::of(&mut profile), length)
-    }
-
-    fn stop(&self) -> Result<(), Refusal> {
-        self.xen.perfctr_op(OP_PROFILE_STOP, Argument::Null, 0)
-    }
-
-    /// Takes the oldest samples of a physical CPU.
-    fn some(&self, cpu: u32) -> Result<HvSamples, Refusal> {
-        let mut samples = HvSamples::new_zeroed();
-        samples.cpu = cpu;
-        let length = size_of::<HvSamples>() as u32;
-        self.xen.perfctr_op(OP_PROFILE_READ, Argument::of(&mut samples), length)?;
-        Ok(samples)
-    }
-
-    /// Takes all available samples into `to`. Returns how many were lost since the start.
-    fn take(&self, cpu: u32, to: &mut Vec<HvSample>) -> Result<u64, Refusal> {
-        loop {
-            let samples = self.some(cpu)?;
-            to.extend_from_slice(&samples.sample[..samples.count as usize]);
-            if (samples.count as usize) < SAMPLES_MAX {
-                return Ok(samples.lost);
-            }
-        }
-    }
-}
 
 /// What was found in a measurement.
 struct Found {
@@ -468,8 +418,39 @@ fn passive() -> Result<ExitCode> {
         }
     }
     drop(session);
-    tenant.destroy()?;
+    ends_while_sampled(&profile, tenant, &mut tally)?;
     Ok(tally.finish())
+}
+
+/// Destroys a tenant while the host is sampled, and checks that sampling goes on without it.
+fn ends_while_sampled(profile: &Profile<'_>, tenant: Tenant, tally: &mut Tally) -> Result<()> {
+    let (domain, mut samples) = (u32::from(tenant.domain), Vec::new());
+    profile.start(BOTH, PERIOD, 1 << CPU)?;
+    for _ in 0..LOOKS {
+        sleep(LOOK);
+        profile.take(CPU, &mut samples)?;
+    }
+    tenant.destroy()?;
+    let gone = Hardware.clock();
+    for _ in 0..ROUNDS {
+        work();
+        profile.take(CPU, &mut samples)?;
+    }
+    profile.stop()?;
+    let number = |is_tenants: bool, is_later: bool| {
+        let fits = |sample: &&HvSample| {
+            (sample.domain == domain, sample.tsc > gone) == (is_tenants, is_later)
+        };
+        samples.iter().filter(fits).count()
+    };
+    let [before, after] = [false, true].map(|is_later| number(true, is_later));
+    let others = number(false, true);
+    println!("{before} samples of the tenant, {after} after its end, then {others} of others");
+    tally.check("a tenant is sampled until it is destroyed", equal(before > 0, true));
+    tally.check("a domain that is gone has no samples", equal(after, 0));
+    let goes_on = others as u64 > ROUNDS * WORK_MIN / PERIOD;
+    tally.check("sampling goes on when a domain is gone", equal(goes_on, true));
+    Ok(())
 }
 
 /// Checks that samples of a tenant are in its own code, and that the tenant has some in each mode
@@ -502,7 +483,7 @@ fn in_tenant(
     let mut expected = match evntsel {
         RING_0_ONLY => vec![PLACE_KERNEL, SAMPLE_HYPERVISOR],
         OUTSIDE_ONLY => vec![PLACE_USER],
-        _ if profile.flags & PROFILE_AT_GUESTS != 0 => {
+        _ if profile.is_at_guests() => {
             vec![PLACE_KERNEL, PLACE_USER, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER]
         }
         _ => vec![PLACE_KERNEL, PLACE_USER, SAMPLE_HYPERVISOR],

@@ -103,6 +103,24 @@ const OPERATIONS: &[Operation] = &[
         &["libperfctr, counting", "perf_event, counting"],
         &[],
     ),
+    operation(
+        "a switch of vCPUs",
+        "the option profile, nobody samples",
+        &["the option profile, nobody samples"],
+        &[],
+    ),
+    operation(
+        "a switch of vCPUs",
+        "the option profile, libperfctr counting",
+        &["the option profile, libperfctr counting"],
+        &[],
+    ),
+    operation(
+        "a switch of vCPUs",
+        "somebody samples the host",
+        &["somebody samples the host"],
+        &[],
+    ),
     operation("an exit without a switch", "nobody counts", &["nobody counts"], &[]),
     operation(
         "an exit without a switch",
@@ -113,6 +131,30 @@ const OPERATIONS: &[Operation] = &[
     operation("RDPMC", "", &["libperfctr", "perf_event"], &[Linux]),
     operation("another event", "", &["libperfctr", "perf_event"], &[Linux]),
     operation("another event", "WRMSR of a selector", &["WRMSR of a selector"], &[]),
+    operation(
+        "a sample of the host",
+        "of the hypervisor, or without one of the kernel",
+        &["perfctr, of the hypervisor", "perf_event, of the kernel"],
+        &[],
+    ),
+    operation(
+        "a sample of the host",
+        "of the hypervisor, at its guest",
+        &["perfctr, of the hypervisor, at its guest"],
+        &[],
+    ),
+    operation(
+        "a sample of the host",
+        "of user mode",
+        &["perfctr, of user mode", "perf_event, of user mode"],
+        &[],
+    ),
+    operation(
+        "reading out a sample of the host",
+        "",
+        &["perfctr, by hypercall", "perf_event, from its memory"],
+        &[],
+    ),
 ];
 
 /// What somebody executes.

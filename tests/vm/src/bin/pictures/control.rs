@@ -10,11 +10,11 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use vm_tests::network::{self, CONTROL, TENANT};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc, Wanted};
 use vm_tests::xen::TOOLS;
 
-use crate::network::{self, CONTROL, TENANT};
 use crate::{pty, web};
 
 const PERFCTR: &str = "/work/perfctr";

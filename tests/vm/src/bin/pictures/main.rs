@@ -10,7 +10,6 @@
 //! is the first program.
 
 mod control;
-mod network;
 mod pty;
 mod tenant;
 mod web;

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde_json::json;
+use vm_tests::network;
 use vm_tests::toolstack::{live, receive, send};
 
-use crate::{network, web};
+use crate::web;
 
 /// Runs as the tenant's first program.
 pub fn run() -> Result<ExitCode> {

@@ -9,8 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::network::BUSYBOX;
+use vm_tests::network::BUSYBOX;
 
 const PORT: u16 = 80;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use vm_tests::module::load_file;
+use crate::module::load_file;
 
 /// The control domain's address.
 pub const CONTROL: &str = "10.0.0.1";
