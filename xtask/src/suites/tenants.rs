@@ -326,8 +326,8 @@ pub(super) fn privcmd() -> Result<(String, PathBuf)> {
     Ok(("usr/lib/perfctr/xen-privcmd.ko".to_owned(), module))
 }
 
-/// Puts the first contents of the memory of a tenant on this machine, with its first program, into a
-/// file of this name.
+/// Puts the first contents of a tenant's memory, with its first program, into a file of this name.
+/// The tenant is on this machine.
 fn archive(
     name: &str,
     program: &Path,
