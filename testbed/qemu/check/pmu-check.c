@@ -636,9 +636,9 @@ static unsigned body_named(const char *name)
 static void step(unsigned b);
 
 /*
- * Samples a body with perf's precise samples, and compares the place of each one with single steps.
- * Perf lets the processor reload the counter when it writes a record. The record describes the first
- * event after the period, so two records are one event more than a period apart.
+ * Samples a body with perf's precise samples, and compares the place of each one with single
+ * steps. Perf lets the processor reload the counter when it writes a record. The record describes
+ * the first event after the period, so two records are one event more than a period apart.
  */
 static long sample_precisely(unsigned b, long period)
 {
@@ -689,7 +689,7 @@ static long sample_precisely(unsigned b, long period)
                record->header.misc & PERF_RECORD_MISC_EXACT_IP, PERF_RECORD_MISC_EXACT_IP);
         at_step += late;
     }
-    expect("precise samples that are not where they should be", bodies[b].name, disturbed <= 1, true);
+    expect("precise samples, disturbed", bodies[b].name, disturbed <= 1, true);
     expect("number of precise samples", bodies[b].name,
            samples >= insns / (period + 1) - 1 && samples <= insns / (period + 1), true);
     munmap(page, (1 + RING_PAGES) * PAGE);
@@ -1009,6 +1009,39 @@ static bool has_pebs(void)
     return (edx >> 21 & 1) && !(rdmsr(0x1a0) >> 12 & 1);
 }
 
+enum { PEBS_ENABLE = 0x3f1, DS_AREA = 0x600, PEBS_PERIOD = 1000, PEBS_ROOM = 4 };
+
+/* The area of PEBS, with its buffer. */
+static struct {
+    uint64_t bts[4], base, index, end, threshold, reset[4];
+    struct {
+        uint64_t flags, ip, ax, bx, cx, dx, si, di, bp, sp, r[8];
+        uint64_t counters, address, source, latency, event_ip, transaction, tsc;
+    } records[PEBS_ROOM + 1];
+} area __attribute__((aligned(PAGE)));
+
+/* Checks the records that PMC3 has written while the loop was executed for so many rounds. */
+static void check_pebs_records(int records, long rounds)
+{
+    const uint64_t dec = (uintptr_t)body_loop, jnz = dec + 3;
+    long before = 0;
+
+    for (int i = 0; i < records && i < PEBS_ROOM; i++) {
+        bool is_dec = area.records[i].event_ip == dec;
+        long number = 2 * (rounds - area.records[i].di) - is_dec;
+
+        expect("pebs msr", "an instruction of the loop",
+               is_dec || area.records[i].event_ip == jnz, true);
+        expect("pebs msr", "the next instruction", area.records[i].ip, is_dec ? jnz : dec);
+        expect("pebs msr", "counter", area.records[i].counters, 1 << 3);
+        expect("pebs msr", "flags of user mode", area.records[i].flags & 0x202, 0x202);
+        if (before) {
+            expect("pebs msr", "from record to record", number - before, PEBS_PERIOD + 1);
+        }
+        before = number;
+    }
+}
+
 /*
  * Checks PEBS on CPU 0, where perf has no event, with an area in this program's own memory. Every
  * 1001st instruction of user mode has a record: 1000 make the counter overflow, and the next one is
@@ -1016,19 +1049,9 @@ static bool has_pebs(void)
  */
 static void check_pebs_msrs(void)
 {
-    enum { PEBS_ENABLE = 0x3f1, DS_AREA = 0x600, CAPABILITIES = 0x345, COUNT_USER = 0x4100c0,
-           PERIOD = 1000, ROOM = 4, ROUNDS = 4000 };
+    enum { CAPABILITIES = 0x345, COUNT_USER = 0x4100c0, ROUNDS = 4000 };
     const long buffer_bit = 1l << 62, of_pmc3 = 1 << 3;
-    static struct {
-        uint64_t bts[4], base, index, end, threshold, reset[4];
-        struct {
-            uint64_t flags, ip, ax, bx, cx, dx, si, di, bp, sp, r[8];
-            uint64_t counters, address, source, latency, event_ip, transaction, tsc;
-        } records[ROOM + 1];
-    } area __attribute__((aligned(PAGE)));
-    const uint64_t dec = (uintptr_t)body_loop, jnz = dec + 3;
     unsigned eax, ebx, ecx = 0, edx = 0;
-    long before = 0;
 
     execute_on(0);
     __get_cpuid(1, &eax, &ebx, &ecx, &edx);
@@ -1040,45 +1063,31 @@ static void check_pebs_msrs(void)
     for (int full = 0; full < 2; full++) {
         memset(&area, 0, sizeof(area));
         area.base = area.index = (uintptr_t)area.records;
-        area.end = area.base + ROOM * sizeof(area.records[0]);
+        area.end = area.base + PEBS_ROOM * sizeof(area.records[0]);
         area.threshold = area.end - sizeof(area.records[0]);
-        area.reset[3] = -PERIOD;
+        area.reset[3] = -PEBS_PERIOD;
         wrmsr(CONTROL, 0);
         wrmsr(DS_AREA, (uintptr_t)&area);
         wrmsr(PEBS_ENABLE, of_pmc3);
         wrmsr(SELECT3, COUNT_USER);
-        wrmsr(PMC3, -PERIOD);
+        wrmsr(PMC3, -PEBS_PERIOD);
         wrmsr(CONTROL, of_pmc3);
         /* Some instructions of this program come before and after the loop. */
-        body_loop(full ? ROUNDS : PERIOD);
+        body_loop(full ? ROUNDS : PEBS_PERIOD);
         wrmsr(CONTROL, 0);
 
         int records = (area.index - area.base) / sizeof(area.records[0]);
         long status = rdmsr(STATUS), left = rdmsr(PMC3);
 
         expect("pebs msr", "records", records >= 1 && records < 3, !full);
-        expect("pebs msr", "the buffer is not exceeded", records <= ROOM, true);
+        expect("pebs msr", "the buffer is not exceeded", records <= PEBS_ROOM, true);
         expect("pebs msr", "buffer", status & buffer_bit, full ? buffer_bit : 0);
         expect("pebs msr", "a counter without a record has overflowed", status & of_pmc3,
                full ? of_pmc3 : 0);
         expect("pebs msr", "only with a record is the counter reloaded",
                left > 0 && left < 2 * ROUNDS, full);
-        expect("pebs msr", "behind the buffer", area.records[ROOM].ip, 0);
-        before = 0;
-        for (int i = 0; i < records && i < ROOM; i++) {
-            bool is_dec = area.records[i].event_ip == dec;
-            long number = 2 * ((full ? ROUNDS : PERIOD) - area.records[i].di) - is_dec;
-
-            expect("pebs msr", "an instruction of the loop",
-                   is_dec || area.records[i].event_ip == jnz, true);
-            expect("pebs msr", "the next instruction", area.records[i].ip, is_dec ? jnz : dec);
-            expect("pebs msr", "counter", area.records[i].counters, of_pmc3);
-            expect("pebs msr", "flags of user mode", area.records[i].flags & 0x202, 0x202);
-            if (before) {
-                expect("pebs msr", "from record to record", number - before, PERIOD + 1);
-            }
-            before = number;
-        }
+        expect("pebs msr", "behind the buffer", area.records[PEBS_ROOM].ip, 0);
+        check_pebs_records(records, full ? ROUNDS : PEBS_PERIOD);
         wrmsr(PEBS_ENABLE, 0);
         wrmsr(SELECT3, 0);
         wrmsr(CLEAR, buffer_bit | of_pmc3);

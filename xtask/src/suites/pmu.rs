@@ -57,9 +57,10 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
     spec.topology.cpu.push_str(",pmu-lbr=on,pmu-pebs=on");
     spec.files.push((program.to_owned(), "/work/pmu-check".into()));
     let outcome = report.succeeds(&spec, "every count is exact")?;
-    report.test("every precise sample is at the instruction that single-stepping had there", || {
-        line(&outcome, "precise samples: ", " samples").map(drop)
-    });
+    report
+        .test("every precise sample is at the instruction that single-stepping had there", || {
+            line(&outcome, "precise samples: ", " samples").map(drop)
+        });
     report.test("every branch that was recorded is one that single-stepping took", || {
         line(&outcome, "branch records: ", " samples").map(drop)
     });

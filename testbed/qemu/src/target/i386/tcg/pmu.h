@@ -65,8 +65,8 @@ void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx
 /* CPUID leaf 0x80000022, AMD's version 2; all zeroes without it. */
 void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
 /*
- * The bits of CPUID leaf 1 that the PMU sets: CPUID_EXT_PDCM, if there is an IA32_PERF_CAPABILITIES,
- * and those of the area for records of PEBS.
+ * The bits of CPUID leaf 1 that the PMU sets: CPUID_EXT_PDCM, if there is an
+ * IA32_PERF_CAPABILITIES, and those of the area for records of PEBS.
  */
 uint32_t pmu_cpuid_leaf_1_ecx(X86CPU *cpu);
 uint32_t pmu_cpuid_leaf_1_edx(X86CPU *cpu);

@@ -427,9 +427,9 @@ typedef struct PEBSRecord {
 QEMU_BUILD_BUG_ON(sizeof(PEBSRecord) != 200);
 
 /*
- * Copies from or to linear addresses, through the present page tables. The area is system software's
- * like a descriptor table, so CPL does not matter. A page that is not mapped would make the manual's
- * "may not operate properly" come true; here nothing is copied then.
+ * Copies from or to linear addresses, through the present page tables. The area is system
+ * software's like a descriptor table, so CPL does not matter. For a page that is not mapped the
+ * manual only says that records "may not operate properly"; here nothing is copied then.
  */
 static bool copy_linear(CPUX86State *env, uint64_t linear, void *data, size_t size, bool is_write)
 {
@@ -437,8 +437,8 @@ static bool copy_linear(CPUX86State *env, uint64_t linear, void *data, size_t si
 }
 
 /*
- * The counters `due` have overflowed, and the instruction that has just retired is their next event.
- * Returns whether the record has filled the buffer up to its threshold.
+ * The counters `due` have overflowed, and the instruction that has just retired is their next
+ * event. Returns whether the record has filled the buffer up to its threshold.
  */
 static bool write_pebs_record(CPUX86State *env, uint64_t due)
 {
