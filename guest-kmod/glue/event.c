@@ -115,6 +115,24 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 }
 
 /*
+ * Makes registers that say that their instruction is the very one of the event.
+ * All others are those of the thread when it entered the kernel, or are unknown.
+ */
+static struct pt_regs *
+perfctr_precise_regs(const struct perfctr_hv_place *place, struct pt_regs *at)
+{
+	bool in_kernel = place->mode == PERFCTR_PLACE_KERNEL;
+
+	if (!in_kernel && current->flags & PF_KTHREAD)
+		return NULL;
+	*at = in_kernel ? *perfctr_kernel_regs(place, at) :
+			  *task_pt_regs(current);
+	at->ip = place->ip;
+	at->flags |= PERF_EFLAGS_EXACT;
+	return at;
+}
+
+/*
  * Returns the registers that the core has chosen. They are NULL if the core has
  * chosen those of user mode, and a thread of the kernel executes.
  */
@@ -127,6 +145,8 @@ static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 		return get_irq_regs();
 	case PERFCTR_REGISTERS_PLACE:
 		return perfctr_kernel_regs(place, at);
+	case PERFCTR_REGISTERS_PRECISE:
+		return perfctr_precise_regs(place, at);
 	default:
 		return current->flags & PF_KTHREAD ? NULL :
 						     task_pt_regs(current);
@@ -239,6 +259,7 @@ struct perfctr_event_config perfctr_event_config(struct perf_event *event)
 		.slots = (u32)event->hw.event_base,
 		.branches = event->hw.event_base >> 32,
 		.samples = is_sampling_event(event),
+		.precise = event->attr.precise_ip != 0,
 	};
 }
 

@@ -216,8 +216,14 @@ static const struct attribute_group perfctr_events_group = {
 	.is_visible = perfctr_generic_visible,
 };
 
+static ssize_t perfctr_precise_show(struct device *dev,
+				    struct device_attribute *attr, char *page)
+{
+	return sysfs_emit(page, "%llu\n", perfctr_core_precise_max());
+}
+
 static struct attribute *perfctr_caps_attrs[] = {
-	PERFCTR_TEXT("max_precise", "0"),
+	PERFCTR_ATTR("max_precise", perfctr_precise_show, 0, NULL),
 	PERFCTR_TEXT("pmu_name", "perfctr"),
 	NULL,
 };

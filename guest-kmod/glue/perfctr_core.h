@@ -9,12 +9,17 @@
 /*
  * Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
  */
-#define PERFCTR_THREAD_BYTES 1920
+#define PERFCTR_THREAD_BYTES 1928
 
 /*
  * The size of C's storage for an argument, unit: words.
  */
 #define PERFCTR_ARGUMENT_WORDS 96
+
+/*
+ * The most exact places that perf can ask for, see `precise_ip`.
+ */
+#define PERFCTR_PRECISE_MAX 2
 
 /*
  * Subject::kind: a program that other programs of its user may look into.
@@ -75,6 +80,10 @@ enum perfctr_registers {
    * The place that the hypervisor has given.
    */
   PERFCTR_REGISTERS_PLACE = 2,
+  /*
+   * The same, and it is that of the event itself.
+   */
+  PERFCTR_REGISTERS_PRECISE = 3,
 };
 
 /*
@@ -208,7 +217,11 @@ struct perfctr_event_config {
   /*
    * 1 if it interrupts after a period, else 0.
    */
-  uint16_t samples;
+  uint8_t samples;
+  /*
+   * 1 if the processor notes the places of its samples, else 0.
+   */
+  uint8_t precise;
   /*
    * The branches that its samples have, HvRecord::filter, or 0.
    */
@@ -505,6 +518,11 @@ extern void perfctr_glue_report_later(void);
 int perfctr_core_event_open(const struct perfctr_event_attr *attr,
                             struct perfctr_event_config *out,
                             uint64_t *first_period);
+
+/*
+ * Returns how exact places of samples perf can ask for; see PRECISE_MAX.
+ */
+uint64_t perfctr_core_precise_max(void);
 
 /*
  * Returns the event and the unit mask of one of perf's generic events, or 0.

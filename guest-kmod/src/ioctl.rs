@@ -105,6 +105,9 @@ impl Request {
             return Err(Errno::INVAL);
         }
         let config = Config::new(caps, counters).map_err(|error| error.errno())?;
+        if config.precise() != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
         check_sampling(control, counters)?;
         let mut order = Order::EMPTY;
         for counter in counters {

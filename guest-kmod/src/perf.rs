@@ -30,7 +30,7 @@ mod sample;
 mod stall;
 
 pub use branches::BranchStack;
-pub use event::{EventAttr, EventConfig};
+pub use event::{EventAttr, EventConfig, PRECISE_MAX};
 pub use held::{Progress, fit};
 pub use local::{EventTime, LocalEvents};
 pub use sample::Registers;

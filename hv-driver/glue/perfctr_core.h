@@ -9,17 +9,17 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 304
+#define PERFCTR_DRIVER_BYTES 328
 
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 584
+#define PERFCTR_CPU_BYTES 600
 
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2720
+#define PERFCTR_VCPU_BYTES 2744
 
 /*
  * Bytes of storage of a domain, all zeroes at first.
@@ -40,6 +40,11 @@
  * Bytes of storage of a reservation of the host's counters, all zeroes at first.
  */
 #define PERFCTR_RESERVATION_BYTES 16
+
+/*
+ * Bytes of a physical CPU's memory for precise records, all zeroes at first.
+ */
+#define PERFCTR_RECORD_AREA_BYTES 4096
 
 /*
  * Bytes of the largest argument of a hypercall.
@@ -313,6 +318,10 @@ struct perfctr_options {
    */
   bool branches;
   /*
+   * See Settings::precise.
+   */
+  bool precise;
+  /*
    * Number of overflows that a vCPU may have in each millisecond.
    */
   uint32_t overflows_per_ms;
@@ -350,7 +359,7 @@ struct perfctr_host_facts {
    */
   bool can_profile;
   /*
-   * Whether the driver may use the registers that record branches.
+   * Whether the driver may use the registers that record branches and places of overflows.
    */
   bool can_record;
 };
@@ -424,7 +433,8 @@ int perfctr_core_init(struct perfctr_core_driver *driver,
  */
 void perfctr_core_cpu_init(struct perfctr_core_cpu *cpu,
                            const struct perfctr_core_driver *driver,
-                           uint32_t number);
+                           uint32_t number,
+                           const void *area);
 
 /*
  * Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.

@@ -2,7 +2,7 @@
 //! Defines the state that all CPUs of the host share.
 
 use shared_abi::caps::{CAPS_ALL_EVENTS, VENDOR_AMD};
-use shared_abi::{PhysSlot, PmuCaps};
+use shared_abi::{Config, PhysSlot, PmuCaps};
 
 use crate::account::Session;
 use crate::arch::{self, Identity, Readable, Refusal, Registers};
@@ -86,6 +86,10 @@ impl Driver {
         if settings.branches && registers.branches.is_none() {
             return Err(Refusal::Branches(identity.branch_format()));
         }
+        registers.precise = registers.precise.filter(|_| settings.precise);
+        if settings.precise && registers.precise.is_none() {
+            return Err(Refusal::Precise(identity.record_format()));
+        }
         let is_shared = |readable: &Readable| readable.is_shared;
         let guest_reads_exit =
             !settings.owns_all && registers.readable.iter().flatten().any(is_shared);
@@ -126,6 +130,18 @@ impl Driver {
             serials: Serials::new(),
             enabled,
         })
+    }
+
+    /// Returns the slots of a configuration whose places the processor can store, if it is of a
+    /// guest with [`Rings::Folded`]. Where interrupts count as instructions, the driver sets
+    /// counters back after some of them, and a record could be due already.
+    pub(crate) fn precise_slots(&self, config: &Config) -> u32 {
+        if self.has_precise() { arch::precise_slots(config) } else { 0 }
+    }
+
+    /// Returns whether the processor can store the places of overflows.
+    pub(crate) const fn has_precise(&self) -> bool {
+        self.registers.precise.is_some() && !self.counts_interrupts
     }
 
     /// Returns the global enable bits of all of the driver's counters except those in `stopped`.

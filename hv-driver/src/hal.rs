@@ -3,6 +3,8 @@
 
 use shared_abi::read::Counters;
 
+use crate::arch::RecordArea;
+
 /// The performance monitoring unit of the physical CPU that executes this.
 pub trait Pmu: Counters {
     /// Reads a register whose number is from [`arch`](crate::arch).
@@ -22,6 +24,10 @@ pub trait Pmu: Counters {
     /// If `seen`, the driver has noticed an overflow whose interrupt may still come. Hosts whose
     /// PMU interrupts by a vector that nobody else uses can ignore this.
     fn expect_interrupts(&self, _slots: u32, _seen: bool) {}
+    /// Returns the memory in which this CPU stores precise records, if the host has any for that.
+    fn record_area(&self) -> Option<&RecordArea> {
+        None
+    }
 }
 
 /// The same PMU before the driver knows which of its registers exist.

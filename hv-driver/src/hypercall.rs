@@ -5,11 +5,11 @@
 //! copies the caller's bytes once; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, HvAccounting, HvAccounts, HvBranches,
-    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
-    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN,
-    OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
-    OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, FEATURE_PRECISE, HvAccounting, HvAccounts,
+    HvBranches, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister,
+    HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES,
+    OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -233,6 +233,9 @@ pub fn serve(
             if folded && driver.registers.branches.is_some() {
                 query.features |= FEATURE_BRANCHES;
             }
+            if folded && driver.has_precise() {
+                query.features |= FEATURE_PRECISE;
+            }
             query.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
@@ -310,6 +313,9 @@ fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
         }
         if !cpu.pcpu.counts() {
             return Err(Errno::NODEV);
+        }
+        if !vcpu.can_place(cpu.driver, config) {
+            return Err(Errno::OPNOTSUPP);
         }
         vcpu.limit_overflows(limits.overflows_max);
         vcpu.load(cpu, page, config);

@@ -52,7 +52,7 @@ pub mod stats;
 pub mod vcpu;
 
 pub use account::Account;
-pub use arch::{Identity, Refusal};
+pub use arch::{Identity, RecordArea, Refusal};
 pub use demand::Demand;
 pub use driver::Driver;
 pub use guest::Guest;

@@ -7,7 +7,9 @@ use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 
 use crate::account::Accounting;
-use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Filter, Identity, Readable, Refusal, Selectors};
+use crate::arch::{
+    self, EVNTSEL_OWN_INSTRUCTIONS, Filter, Identity, PreciseRecord, Readable, Refusal, Selectors,
+};
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
 use crate::serial::DomainSerial;
@@ -48,6 +50,8 @@ pub struct Pcpu {
     /// What the register that controls the recording of branches held, without the bit that
     /// records.
     branch_control: u64,
+    /// Slots that may write precise records.
+    precise: u32,
     /// The state of accounting on this CPU.
     pub(crate) accounting: Accounting,
     /// The statistics of the driver's work on this CPU.
@@ -67,6 +71,7 @@ impl Pcpu {
             owner: Owner::STRANGER,
             recording: false,
             branch_control: 0,
+            precise: 0,
             accounting: Accounting::NONE,
             stats: Stats::new(),
         }
@@ -117,6 +122,12 @@ impl<P: Pmu> ThisCpu<'_, P> {
         if let Some(branches) = &self.driver.registers.branches {
             self.pcpu.branch_control = branches.probe(self.pmu)?;
         }
+        if let (Some(precise), Some(area)) =
+            (&self.driver.registers.precise, self.pmu.record_area())
+        {
+            precise.probe(self.pmu, area)?;
+        }
+        self.pcpu.precise = 0;
         self.pcpu.recording = false;
         self.pcpu.global_ctrl = found;
         self.pcpu.freezes = freezes;
@@ -163,6 +174,9 @@ impl<P: Pmu> ThisCpu<'_, P> {
             }
             if self.pcpu.freezes {
                 arch::freeze_again(self.pmu);
+            }
+            if let Some(precise) = &self.driver.registers.precise {
+                precise.give_back(self.pmu);
             }
             // From now on the counters hold what others count.
             (self.pcpu.stopped, self.pcpu.dirty) = (0, 0);
@@ -222,6 +236,33 @@ impl<P: Pmu> ThisCpu<'_, P> {
     fn write_recording(&self, on: bool) {
         if let Some(branches) = &self.driver.registers.branches {
             branches.enable(self.pmu, self.pcpu.branch_control, on);
+        }
+    }
+
+    /// Lets exactly these slots write precise records. Other ones forget that a record is due.
+    #[inline(always)]
+    pub(crate) fn write_records(&mut self, slots: u32) {
+        if self.pcpu.precise == slots || !self.pcpu.counts() {
+            return;
+        }
+        self.pcpu.precise = slots;
+        if let Some(precise) = &self.driver.registers.precise {
+            precise.enable(self.pmu, slots);
+        }
+    }
+
+    /// Returns the slots that may write precise records.
+    #[inline(always)]
+    pub(crate) const fn writing_records(&self) -> u32 {
+        self.pcpu.precise
+    }
+
+    /// Calls `each` with each record that was written since the last call, and clears them.
+    pub(crate) fn take_records(&self, each: impl FnMut(PreciseRecord)) {
+        if let (Some(precise), Some(area)) =
+            (&self.driver.registers.precise, self.pmu.record_area())
+        {
+            precise.take(area, each);
         }
     }
 

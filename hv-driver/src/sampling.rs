@@ -7,11 +7,12 @@
 //! that has the counter. So an interrupt that comes late, when another vCPU executes already, adds
 //! nothing.
 
-use shared_abi::hypercall::HvPlace;
+use shared_abi::hypercall::{HvPlace, PLACE_PRECISE, PLACE_USER};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot};
 
+use crate::arch;
 use crate::hal::Pmu;
 use crate::pcpu::ThisCpu;
 use crate::settings::Rate;
@@ -42,8 +43,16 @@ pub(crate) struct Sampling {
     window_overflows: u64,
     /// What the counters held when the vCPU was switched out.
     held: [u64; MAX_SLOTS],
+    /// Slots whose places the processor stores.
+    precise: u32,
+    /// Those of them that count instructions.
+    instructions: u32,
     /// Slots that have overflowed and whose place is not known yet.
     unplaced: u32,
+    /// Those of them whose record says where the next event was, which `places` has.
+    recorded: u32,
+    /// Those of them that had counted nothing since they overflowed.
+    at_once: u32,
     /// Slots that have overflowed and whose place is known.
     placed: u32,
     places: [HvPlace; MAX_SLOTS],
@@ -57,7 +66,11 @@ impl Sampling {
         window_tsc: 0,
         window_overflows: 0,
         held: [0; MAX_SLOTS],
+        precise: 0,
+        instructions: 0,
         unplaced: 0,
+        recorded: 0,
+        at_once: 0,
         placed: 0,
         places: [HvPlace { slot: 0, mode: 0, ip: 0, sp: 0, flags: 0 }; MAX_SLOTS],
     };
@@ -73,11 +86,22 @@ impl Sampling {
         self.armed
     }
 
-    /// Sets the slots that sample from now on.
-    pub(crate) fn configure(&mut self, slots: u32) {
+    /// Sets the slots that sample from now on. The processor stores the places of those in
+    /// `precise`.
+    pub(crate) fn configure(&mut self, config: &Config, precise: u32) {
+        let slots = config.sampling();
         self.slots = slots;
         self.armed &= slots;
+        self.precise = precise;
+        self.instructions = arch::instruction_slots(config);
         (self.unplaced, self.placed) = (0, 0);
+        (self.recorded, self.at_once) = (0, 0);
+    }
+
+    /// Returns the slots whose places the processor stores.
+    #[inline(always)]
+    pub(crate) const fn precise(&self) -> u32 {
+        self.precise
     }
 
     /// Computes the values from which the counters start, so that they overflow after their
@@ -110,6 +134,9 @@ impl Sampling {
         }
         self.armed &= !slot.bit();
         self.unplaced |= slot.bit();
+        if raw == 0 {
+            self.at_once |= slot.bit();
+        }
         self.notify = true;
         self.window_overflows += 1;
         true
@@ -172,14 +199,55 @@ impl Sampling {
         self.unplaced
     }
 
-    /// Notes `place` as the place of the overflows that were just seen.
+    /// Reads the records of the overflows that were just seen, and clears them. `user` and `kernel`
+    /// are the slots that count in these modes.
+    ///
+    /// A record that is not from such a mode is left out. So is a record of an overflow that was
+    /// seen before its record, and one that is older than the overflow.
+    pub(crate) fn read_records<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>, user: u32, kernel: u32) {
+        if self.precise == 0 {
+            return;
+        }
+        let (places, unplaced) = (&mut self.places, self.unplaced & self.precise & !self.at_once);
+        let mut recorded = 0;
+        cpu.take_records(|record| {
+            let (mode, counts) = match arch::mode_at(record.ip) {
+                Some(PLACE_USER) => (PLACE_USER, user),
+                Some(mode) => (mode, kernel),
+                None => return,
+            };
+            for slot in slots_of(record.slots & unplaced & counts) {
+                if let Some(place) = places.get_mut(slot.index()) {
+                    (place.ip, place.mode) = (record.ip, mode);
+                    recorded |= slot.bit();
+                }
+            }
+        });
+        self.recorded |= recorded;
+    }
+
+    /// Notes `place` as the place of the overflows that were just seen. If the processor has stored
+    /// the instruction of one of them, only the stack and the flags are from `place`.
+    ///
+    /// A counter of instructions that has counted nothing since it overflowed in user mode needs no
+    /// record: what the guest executes next there is at `place`. Where a guest's kernel returns to
+    /// user mode, it goes on elsewhere.
     pub(crate) fn place(&mut self, place: &HvPlace) {
+        let in_user = if place.mode == PLACE_USER { self.at_once } else { 0 };
+        let exact = self.precise & self.instructions & in_user;
         for slot in slots_of(self.unplaced) {
-            if let Some(known) = self.places.get_mut(slot.index()) {
-                *known = HvPlace { slot: slot.index() as u32, ..*place };
+            let Some(known) = self.places.get_mut(slot.index()) else { continue };
+            let HvPlace { mode, ip, .. } = *known;
+            *known = HvPlace { slot: slot.index() as u32, ..*place };
+            if self.recorded & slot.bit() != 0 {
+                let sp = if mode == place.mode { place.sp } else { 0 };
+                (known.mode, known.ip, known.sp) = (mode | PLACE_PRECISE, ip, sp);
+            } else if exact & slot.bit() != 0 {
+                known.mode |= PLACE_PRECISE;
             }
         }
         self.placed |= core::mem::take(&mut self.unplaced);
+        (self.recorded, self.at_once) = (0, 0);
     }
 
     /// Returns the place where the counter has overflowed, if it is known, and forgets it.

@@ -3,7 +3,7 @@
 
 /// The syntax of the option, for the console.
 pub const EXPECTED: &str = "on|off[,accounts][,all][,branches][,cost][,cpus=some][,events=all]\
-                            [,entries=counted][,interrupts=counted][,profile]\
+                            [,entries=counted][,interrupts=counted][,precise][,profile]\
                             [,rate=<overflows per ms>]";
 
 /// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
@@ -48,6 +48,8 @@ pub struct Settings {
     pub accounts: bool,
     /// Whether the driver may record guests' branches.
     pub branches: bool,
+    /// Whether PV guests may have the processor store where a counter overflows.
+    pub precise: bool,
     /// Whether only the driver writes to registers of counters. This includes counters that
     /// several cores share.
     pub owns_all: bool,
@@ -67,6 +69,7 @@ impl Settings {
             profile: false,
             accounts: false,
             branches: false,
+            precise: false,
             owns_all: true,
         }
     }
@@ -82,7 +85,7 @@ pub struct HostFacts {
     pub owns_all: bool,
     /// Whether the glue can sample the host, and account what its vCPUs execute.
     pub can_profile: bool,
-    /// Whether the driver may use the registers that record branches.
+    /// Whether the driver may use the registers that record branches and places of overflows.
     pub can_record: bool,
 }
 
@@ -110,6 +113,8 @@ pub struct Options {
     pub accounts: bool,
     /// See [`Settings::branches`].
     pub branches: bool,
+    /// See [`Settings::precise`].
+    pub precise: bool,
     /// Number of overflows that a vCPU may have in each millisecond.
     pub overflows_per_ms: u32,
 }
@@ -127,6 +132,7 @@ impl Options {
         profile: false,
         accounts: false,
         branches: false,
+        precise: false,
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
@@ -155,6 +161,7 @@ impl Options {
             b"profile" => self.profile = true,
             b"accounts" => self.accounts = true,
             b"branches" => self.branches = true,
+            b"precise" => self.precise = true,
             b"entries=counted" => self.counts_entries = true,
             b"interrupts=counted" => self.counts_interrupts = true,
             _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
@@ -175,6 +182,7 @@ impl Options {
             profile: self.profile && host.can_profile,
             accounts: self.accounts && host.can_profile,
             branches: self.branches && host.can_record,
+            precise: self.precise && host.can_record,
             owns_all: host.owns_all,
         }
     }
@@ -210,6 +218,7 @@ mod tests {
             ("profile", Options { profile: true, ..on }),
             ("accounts", Options { accounts: true, ..on }),
             ("branches", Options { branches: true, ..on }),
+            ("precise", Options { precise: true, ..on }),
             ("profile,accounts", Options { profile: true, accounts: true, ..on }),
             ("rate=17", Options { overflows_per_ms: 17, ..on }),
             ("rate=4294967295", Options { overflows_per_ms: u32::MAX, ..on }),
@@ -244,11 +253,13 @@ mod tests {
 
     #[test]
     fn counters_are_kept_only_where_the_host_can_use_them() {
-        let options = Options { profile: true, accounts: true, branches: true, ..Options::OFF };
+        let (branches, precise) = (true, true);
+        let options = Options { profile: true, accounts: true, branches, precise, ..Options::OFF };
         for (can_profile, can_record) in [(false, false), (false, true), (true, false)] {
             let host = HostFacts { ticks_per_ms: 1, owns_all: true, can_profile, can_record };
-            let Settings { profile, accounts, branches, .. } = options.settings(&host);
-            assert_eq!([profile, accounts, branches], [can_profile, can_profile, can_record]);
+            let Settings { profile, accounts, branches, precise, .. } = options.settings(&host);
+            assert_eq!([profile, accounts], [can_profile; 2]);
+            assert_eq!([branches, precise], [can_record; 2]);
         }
     }
 
@@ -298,6 +309,7 @@ mod tests {
                 && !settings.profile
                 && !settings.accounts
                 && !settings.branches
+                && !settings.precise
                 && !settings.measure_cost
         );
     }

@@ -6,6 +6,7 @@ use core::cell::Cell;
 use shared_abi::hypercall::{HOOK_TOGGLE, HOOKS, HvHookStats, HvStats};
 use shared_abi::read::Counters;
 
+use crate::arch::RecordArea;
 use crate::hal::Pmu;
 
 /// The statistics of one physical CPU.
@@ -124,6 +125,10 @@ impl<P: Pmu> Pmu for Metered<'_, P> {
 
     fn expect_interrupts(&self, slots: u32, seen: bool) {
         self.pmu.expect_interrupts(slots, seen);
+    }
+
+    fn record_area(&self) -> Option<&RecordArea> {
+        self.pmu.record_area()
     }
 }
 

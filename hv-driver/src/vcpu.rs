@@ -165,6 +165,7 @@ impl Vcpu {
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>) {
         cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);
         self.record(cpu, Filter::NONE);
+        cpu.write_records(0);
         self.configure(cpu.driver, &Config::default());
         load_at_switch(cpu, self.outside, 0);
         cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, 0, |_| ()));
@@ -220,6 +221,20 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| self.branches.begin(cpu, true));
     }
 
+    /// Returns whether the processor can store the places that the configuration wants stored. It
+    /// must not do so while a guest with rings of its own executes, since the guest's page tables
+    /// would say where.
+    pub fn can_place(&self, driver: &Driver, config: &Config) -> bool {
+        self.precise_slots(driver, config) == config.precise()
+    }
+
+    fn precise_slots(&self, driver: &Driver, config: &Config) -> u32 {
+        match self.rings {
+            Rings::Folded => driver.precise_slots(config),
+            Rings::Hardware => 0,
+        }
+    }
+
     fn replace<P: Pmu>(
         &mut self,
         cpu: &mut ThisCpu<'_, P>,
@@ -230,7 +245,9 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
             let (sampled, overflows) = (self.sampling.slots(), self.state.overflows);
+            cpu.write_records(0);
             self.fold(cpu.pmu, page, self.running);
+            self.read_records(cpu);
             self.configure(cpu.driver, config);
             load_at_switch(cpu, self.outside, config.slots());
             self.arm(cpu);
@@ -240,7 +257,7 @@ impl Vcpu {
                 let seen = self.state.overflows != overflows;
                 cpu.pmu.expect_interrupts(self.sampling.armed(), seen);
             }
-            cpu.enable_except(self.stopped());
+            self.let_count(cpu);
             self.state.generation = self.state.generation.wrapping_add(1);
             publish::selected(page, &self.config);
             publish::state(page, &self.state);
@@ -256,8 +273,10 @@ impl Vcpu {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
+            cpu.write_records(0);
             self.fold(cpu.pmu, page, self.running);
             self.branches.read(cpu, self.sampling.unplaced());
+            self.read_records(cpu);
             cpu.record(false);
             if self.sampling.slots() != 0 {
                 cpu.enable_except(self.stopped());
@@ -322,7 +341,7 @@ impl Vcpu {
                 cpu.pmu.expect_interrupts(self.sampling.armed(), false);
             }
             if self.config.slots() != 0 {
-                cpu.enable_except(self.stopped());
+                self.let_count(cpu);
             }
             self.branches.begin(cpu, mode == GuestMode::Kernel);
             publish::switched_in(page, &self.state);
@@ -425,11 +444,13 @@ impl Vcpu {
             }
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
+            cpu.write_records(cpu.writing_records() & !self.gated);
             self.fold(cpu.pmu, page, self.running & self.gated);
+            self.read_records(cpu);
             self.branches.read(cpu, self.sampling.unplaced());
             self.branches.change_mode(cpu, mode == GuestMode::Kernel);
             self.run(cpu.pmu, page, mode);
-            cpu.enable_except(self.stopped());
+            self.let_count(cpu);
             // Nothing else of the state changes here, and modes change often.
             if self.state.overflows != overflows {
                 publish::state(page, &self.state);
@@ -474,6 +495,7 @@ impl Vcpu {
             let sampling = self.running & slots;
             self.fold(cpu.pmu, page, sampling);
             cpu.acknowledge();
+            self.read_records(cpu);
             self.branches.read(cpu, self.sampling.unplaced());
             cpu.go_on_recording();
             cpu.pmu.expect_interrupts(self.sampling.armed(), false);
@@ -503,7 +525,8 @@ impl Vcpu {
 
     fn configure(&mut self, driver: &Driver, config: &Config) {
         self.config = *config;
-        self.selectors = Selectors::new(config, self.rings, self.gate);
+        let precise = self.precise_slots(driver, config);
+        self.selectors = Selectors::new(config, self.rings, self.gate, precise);
         let [user, kernel] = [EVNTSEL_USR, EVNTSEL_OS].map(|ring| config.slots_in_ring(ring));
         (self.counts_user, self.counts_kernel) = match self.rings {
             Rings::Folded => (user, kernel),
@@ -511,14 +534,14 @@ impl Vcpu {
         };
         let (entries, interrupts) = match self.rings {
             Rings::Hardware if driver.counts_entries => (arch::entry_slots(config), 0),
-            Rings::Folded if driver.counts_interrupts => (0, arch::interrupt_slots(config)),
+            Rings::Folded if driver.counts_interrupts => (0, arch::instruction_slots(config)),
             _ => (0, 0),
         };
         self.counts_interrupts = interrupts;
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
-        self.sampling.configure(config.sampling());
+        self.sampling.configure(config, precise);
         self.branches.forget_overflows();
         self.plain = self.is_plain(driver);
         self.state.loaded = config.slots();
@@ -571,6 +594,20 @@ impl Vcpu {
     #[inline(always)]
     const fn stopped(&self) -> u32 {
         self.sampling.slots() & !self.running | self.outside
+    }
+
+    /// Lets exactly those slots count that are not stopped, and lets the running ones of them write
+    /// precise records that are to.
+    #[inline(always)]
+    fn let_count<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>) {
+        cpu.enable_except(self.stopped());
+        cpu.write_records(self.sampling.precise() & self.running);
+    }
+
+    /// Reads and clears the precise records of the overflows that were just seen.
+    #[inline(always)]
+    fn read_records<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>) {
+        self.sampling.read_records(cpu, self.counts_user, self.counts_kernel);
     }
 
     /// Presets the sampling counters, if there are any.

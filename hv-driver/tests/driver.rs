@@ -1701,7 +1701,7 @@ mod requests {
         let any_thread = counter(0, USER | 1 << 21);
         assert_eq!(refused(OP_LOAD, &load_bytes(&[any_thread])), Errno::PERM);
         assert_eq!(refused(OP_LOAD, &load_bytes(&[counter(9, USER)])), Errno::INVAL);
-        let no_mode = CounterConfig { mode: 2, ..counter(0, USER) };
+        let no_mode = CounterConfig { mode: 3, ..counter(0, USER) };
         assert_eq!(refused(OP_LOAD, &load_bytes(&[no_mode])), Errno::OPNOTSUPP);
     }
 

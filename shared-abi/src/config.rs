@@ -23,6 +23,10 @@ use crate::slot::{PhysSlot, slots_of};
 pub const MODE_COUNTING: u32 = 0;
 /// [`CounterConfig::mode`]: the counter counts, and interrupts every `period` events (i-mode).
 pub const MODE_SAMPLING: u32 = 1;
+/// [`CounterConfig::mode`]: as [`MODE_SAMPLING`], and the processor itself notes the instruction at
+/// which the period ends, see [`FEATURE_PRECISE`](crate::hypercall::FEATURE_PRECISE). Only general
+/// counters have this mode, and only hypercalls.
+pub const MODE_PRECISE: u32 = 2;
 
 /// The form in which the configuration of one counter crosses a boundary between privilege levels.
 #[derive(
@@ -32,7 +36,7 @@ pub const MODE_SAMPLING: u32 = 1;
 pub struct CounterConfig {
     /// The physical counter, see [`PhysSlot`].
     pub slot: u32,
-    /// [`MODE_COUNTING`] or [`MODE_SAMPLING`].
+    /// `MODE_*`.
     pub mode: u32,
     /// The event select, which says what the counter counts.
     pub evntsel: u64,
@@ -103,6 +107,7 @@ impl ConfigError {
 pub struct Config {
     slots: u32,
     sampling: u32,
+    precise: u32,
     evntsel: [u64; MAX_SLOTS],
     period: [u32; MAX_SLOTS],
 }
@@ -110,7 +115,7 @@ pub struct Config {
 impl Config {
     /// The configuration that counts nothing.
     pub const NONE: Self =
-        Self { slots: 0, sampling: 0, evntsel: [0; MAX_SLOTS], period: [0; MAX_SLOTS] };
+        Self { slots: 0, sampling: 0, precise: 0, evntsel: [0; MAX_SLOTS], period: [0; MAX_SLOTS] };
 
     /// Validates `counters`, which may come from anybody, for this PMU.
     pub fn new(caps: &PmuCaps, counters: &[CounterConfig]) -> Result<Self, ConfigError> {
@@ -131,9 +136,12 @@ impl Config {
             if let Some(evntsel) = config.evntsel.get_mut(slot.index()) {
                 *evntsel = counter.evntsel;
             }
-            if counter.mode == MODE_SAMPLING {
+            if counter.mode != MODE_COUNTING {
                 config.sampling |= slot.bit();
                 config.set_period(slot, counter.period);
+            }
+            if counter.mode == MODE_PRECISE {
+                config.precise |= slot.bit();
             }
         }
         Ok(config)
@@ -147,6 +155,19 @@ impl Config {
     /// Returns a mask with one bit for each slot that interrupts.
     pub const fn sampling(&self) -> u32 {
         self.sampling
+    }
+
+    /// Returns a mask with one bit for each slot that interrupts and whose place the processor is
+    /// to note.
+    pub const fn precise(&self) -> u32 {
+        self.precise
+    }
+
+    /// Returns the same configuration, in which the processor notes the place of each slot that
+    /// interrupts.
+    #[must_use]
+    pub const fn precisely(self) -> Self {
+        Self { precise: self.sampling, ..self }
     }
 
     /// Returns how many events there are until the slot's next overflow, or 0 for a slot that does
@@ -214,6 +235,7 @@ impl Config {
         }
         both.slots |= other.slots;
         both.sampling |= other.sampling;
+        both.precise |= other.precise;
         for slot in slots_of(other.sampling) {
             let (one, two) = (self.period(slot), other.period(slot));
             both.set_period(slot, if one == 0 { two } else { one.min(two) });
@@ -250,6 +272,16 @@ impl Config {
         one
     }
 
+    fn mode(&self, slot: PhysSlot) -> u32 {
+        if self.precise & slot.bit() != 0 {
+            MODE_PRECISE
+        } else if self.sampling & slot.bit() != 0 {
+            MODE_SAMPLING
+        } else {
+            MODE_COUNTING
+        }
+    }
+
     /// Writes the configuration in the form in which it crosses a boundary, and returns the number
     /// of counters.
     pub fn encode(&self, counters: &mut [CounterConfig; MAX_SLOTS]) -> u32 {
@@ -257,7 +289,7 @@ impl Config {
         for (counter, slot) in counters.iter_mut().zip(slots_of(self.slots)) {
             *counter = CounterConfig {
                 slot: slot.index() as u32,
-                mode: if self.sampling & slot.bit() != 0 { MODE_SAMPLING } else { MODE_COUNTING },
+                mode: self.mode(slot),
                 evntsel: self.evntsel(slot),
                 period: self.period(slot),
                 reserved: 0,
@@ -277,6 +309,9 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
     let periods = match counter.mode {
         MODE_COUNTING => 0..=0,
         MODE_SAMPLING if caps.can(CAPS_SAMPLING) => 1..=PERIOD_EVENTS_MAX,
+        MODE_PRECISE if caps.can(CAPS_SAMPLING) && slot.fixed_number().is_none() => {
+            1..=PERIOD_EVENTS_MAX
+        }
         _ => return Err(ConfigError::BadMode),
     };
     if !periods.contains(&counter.period) {
@@ -362,6 +397,27 @@ mod tests {
         slots.iter().for_each(|&slot| config.set_period(slot, 7));
         assert_eq!(slots.map(|slot| config.period(slot)), [0, 7]);
         assert_eq!(config.joined_unless_sampling(&config), None, "both sample");
+    }
+
+    #[test]
+    fn what_is_precise_samples_on_a_general_counter() {
+        let precise = |slot, evntsel| CounterConfig {
+            mode: MODE_PRECISE,
+            period: 1_000,
+            ..counter(slot, evntsel)
+        };
+        let config = Config::new(&caps(), &[precise(2, INSTRUCTIONS_USER)]).unwrap();
+        assert_eq!((config.sampling(), config.precise()), (0b100, 0b100));
+        let slot = PhysSlot::general(2).unwrap();
+        assert_eq!(Config::one(slot, INSTRUCTIONS_USER, Some(1_000)).precisely(), config);
+        assert_eq!(Config::one(slot, INSTRUCTIONS_USER, None).precisely().precise(), 0);
+        let sampling = Config::one(slot, INSTRUCTIONS_USER, Some(1_000));
+        assert_eq!(sampling.joined(&config), Some(config));
+        assert_eq!(refusal(&[precise(16, EVNTSEL_USR | EVNTSEL_EN)]), ConfigError::BadMode);
+        let without_period = CounterConfig { period: 0, ..precise(2, INSTRUCTIONS_USER) };
+        assert_eq!(refusal(&[without_period]), ConfigError::BadPeriod);
+        let mut wire = [CounterConfig::default(); MAX_SLOTS];
+        assert_eq!((config.encode(&mut wire), wire[0]), (1, precise(2, INSTRUCTIONS_USER)));
     }
 
     #[test]
@@ -476,7 +532,7 @@ mod tests {
         assert_eq!(refusal(&[counter(0, 0xc0 | EVNTSEL_EN)]), ConfigError::NoRing);
         assert_eq!(refusal(&[counter(16, INSTRUCTIONS_USER)]), ConfigError::FixedEvent);
         assert_eq!(refusal(&[counter(0, 0x1b7 | EVNTSEL_USR | EVNTSEL_EN)]), ConfigError::Event);
-        assert_eq!(refusal(&[CounterConfig { mode: 2, ..good }]), ConfigError::BadMode);
+        assert_eq!(refusal(&[CounterConfig { mode: 3, ..good }]), ConfigError::BadMode);
         assert_eq!(refusal(&[CounterConfig { period: 1, ..good }]), ConfigError::BadPeriod);
         assert_eq!(refusal(&[CounterConfig { reserved: 1, ..good }]), ConfigError::Reserved);
         assert_eq!(refusal(&[good, good]), ConfigError::Duplicate);

@@ -10,7 +10,7 @@
 //! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off |
 //! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` a kind of guest that cannot count, `ENOMEM` |
 //! | [`OP_UNREGISTER`] | none | any vCPU, for itself | `ENXIO` none registered |
-//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ESTALE` a counter that the host does not let the domain use, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ESTALE` a counter that the host does not let the domain use, `ENODEV` nothing counts on this physical CPU, `EBUSY` the host itself uses the counters (KVM), `EOPNOTSUPP` no precise places here, or not of this event, those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
 //! | [`OP_DOMAINS`] | [`HvDomains`], in and out | the control domain | `EPERM` |
@@ -147,6 +147,9 @@ pub const FEATURE_ENABLED: u32 = 1 << 0;
 pub const FEATURE_COST: u32 = 1 << 1;
 /// [`HvQuery::features`]: the hypervisor can record the caller's branches, see [`OP_RECORD`].
 pub const FEATURE_BRANCHES: u32 = 1 << 2;
+/// [`HvQuery::features`]: the caller's counters of retired instructions and of retired branches may
+/// have the mode [`MODE_PRECISE`](crate::config::MODE_PRECISE).
+pub const FEATURE_PRECISE: u32 = 1 << 3;
 
 /// Argument of [`OP_QUERY`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -282,6 +285,10 @@ pub const PLACE_NONE: u32 = 0;
 pub const PLACE_USER: u32 = 1;
 /// [`HvPlace::mode`]: the vCPU was in the guest's kernel.
 pub const PLACE_KERNEL: u32 = 2;
+/// [`HvPlace::mode`], beside [`PLACE_USER`] or [`PLACE_KERNEL`]: the instruction pointer is that of
+/// the first event after the period, however late the interrupt has come. Only counters with the
+/// mode [`MODE_PRECISE`](crate::config::MODE_PRECISE) have such places.
+pub const PLACE_PRECISE: u32 = 1 << 8;
 
 /// Argument of [`OP_PLACE`].
 ///
@@ -298,7 +305,8 @@ pub struct HvPlace {
     pub mode: u32,
     /// Out: the instruction pointer, which is the address of the next instruction.
     pub ip: u64,
-    /// Out: the stack pointer.
+    /// Out: the stack pointer. With [`PLACE_PRECISE`] it is that of the interrupt, or 0 if the
+    /// interrupt has come in the other mode.
     pub sp: u64,
     /// Out: the flags register.
     pub flags: u64,

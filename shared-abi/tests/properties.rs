@@ -26,6 +26,7 @@ fn model_of(caps: &PmuCaps, counters: &[CounterConfig]) -> Option<Model> {
         let period = match (mode, period) {
             (0, 0) => None,
             (1, 1..=0x7fff_ffff) if caps.can(CAPS_SAMPLING) => Some(period),
+            (2, 1..=0x7fff_ffff) if caps.can(CAPS_SAMPLING) && fixed.is_none() => Some(period),
             _ => return None,
         };
         // An event select must have the enable bit and one of the rings, and only bits that a guest

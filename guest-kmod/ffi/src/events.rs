@@ -8,9 +8,10 @@ use core::ffi::c_int;
 use core::slice;
 
 use guest_kmod::perf::{
-    BranchStack, EventAttr, EventConfig, EventTime, LocalEvents, Progress, Registers, fit,
+    BranchStack, EventAttr, EventConfig, EventTime, LocalEvents, PRECISE_MAX, Progress, Registers,
+    fit,
 };
-use shared_abi::hypercall::{FEATURE_BRANCHES, HvPlace};
+use shared_abi::hypercall::{FEATURE_PRECISE, HvPlace};
 
 use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, Present};
@@ -40,10 +41,19 @@ pub extern "C" fn perfctr_core_event_open(
     first_period: &mut u64,
 ) -> c_int {
     *first_period = attr.first_period();
-    let records = answer().is_ok_and(|answer| answer.features & FEATURE_BRANCHES != 0);
-    to_return(
-        pmu().and_then(|caps| EventConfig::open(&caps, attr, records)).map(|event| *out = event),
-    )
+    let event = pmu().and_then(|caps| EventConfig::open(&caps, attr, features()));
+    to_return(event.map(|event| *out = event))
+}
+
+/// Returns the features of the hypervisor.
+fn features() -> u32 {
+    answer().map_or(0, |answer| answer.features)
+}
+
+/// Returns how exact places of samples perf can ask for; see [`PRECISE_MAX`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_precise_max() -> u64 {
+    if features() & FEATURE_PRECISE != 0 { PRECISE_MAX } else { 0 }
 }
 
 /// Returns the event and the unit mask of one of perf's generic events, or 0.

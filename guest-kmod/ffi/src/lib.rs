@@ -170,7 +170,7 @@ fn to_return(result: Result<(), Errno>) -> c_int {
 }
 
 /// Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
-pub const THREAD_BYTES: usize = 1_920;
+pub const THREAD_BYTES: usize = 1_928;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object for a user, and takes over the caller's reference to the user.

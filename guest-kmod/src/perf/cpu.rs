@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Does the work of perf's PMU on a vCPU.
 
-use shared_abi::hypercall::{HvBranches, HvPlace};
+use shared_abi::hypercall::{HvBranches, HvPlace, PLACE_PRECISE};
 use shared_abi::{Config, Errno, PhysSlot, ThreadPage};
 
 use crate::hal::Kernel;
@@ -162,13 +162,15 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         let Some((event, slot)) = self.vcpu.events.get(index) else {
             return Registers::User;
         };
-        if !event.counts_kernel() {
+        if !event.asks_for_place() {
             return Registers::of_user_mode(interrupted);
         }
+        let (is_precise, counts_kernel) = (event.is_precise(), event.counts_kernel());
         let kept = self.vcpu.events.take_place(index);
-        let place = kept.unwrap_or_else(|| self.ask_place(slot));
-        let registers = Registers::of_both_modes(interrupted, &place);
-        if registers == Registers::Place {
+        let mut place = kept.unwrap_or_else(|| self.ask_place(slot));
+        let registers = Registers::by_place(is_precise, counts_kernel, interrupted, &place);
+        place.mode &= !PLACE_PRECISE;
+        if matches!(registers, Registers::Place | Registers::Precise) {
             *interrupted = place;
         }
         registers

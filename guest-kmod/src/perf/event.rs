@@ -2,9 +2,10 @@
 //! Translates perf's attributes of an event, and knows which counters can count it.
 
 use shared_abi::arch::{
-    EVNTSEL_EN, EVNTSEL_EVENT_MASK, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR,
+    EVNTSEL_EN, EVNTSEL_EVENT_MASK, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR, events,
 };
 use shared_abi::events::Generic;
+use shared_abi::hypercall::{FEATURE_BRANCHES, FEATURE_PRECISE};
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
 
@@ -21,7 +22,8 @@ pub(crate) mod flags {
     pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub(crate) const EXCLUDE_IDLE: u64 = 1 << 7;
     pub(crate) const FREQ: u64 = 1 << 10;
-    pub(crate) const PRECISE_IP: u64 = 3 << 15;
+    pub(crate) const PRECISE_IP_SHIFT: u32 = 15;
+    pub(crate) const PRECISE_IP: u64 = 3 << PRECISE_IP_SHIFT;
     pub(crate) const EXCLUDE_HOST: u64 = 1 << 19;
     pub(crate) const SIGTRAP: u64 = 1 << 37;
 }
@@ -34,6 +36,9 @@ pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
 /// program has written there (`X86_RAW_EVENT_MASK` of `asm/perf_event.h` has none of them).
 /// Programs such as rr write whole select words.
 const DRIVERS_OWN: u64 = EVNTSEL_RINGS | EVNTSEL_INT | EVNTSEL_EN;
+
+/// The most exact places that perf can ask for, see `precise_ip`.
+pub const PRECISE_MAX: u64 = 2;
 
 /// The number of events in a second that the module assumes until perf has measured it.
 const EVENTS_EXPECTED: u64 = 1_000_000_000;
@@ -95,8 +100,6 @@ impl EventAttr {
     ///
     /// - to count another kind of event, or one that needs further registers;
     /// - to leave out the idle thread, because only the guest's two modes are distinguished;
-    /// - to have a sample at the very instruction, because the interrupt comes after the
-    ///   instruction;
     /// - to send a signal at the overflow itself, because a thread cannot get a signal there;
     /// - to have the kernel's registers, because only some of them are known.
     fn check(&self) -> Result<(), Errno> {
@@ -110,11 +113,37 @@ impl EventAttr {
         let kernel_registers =
             self.sample_type & SAMPLE_REGS_INTR != 0 && !self.has(flags::EXCLUDE_KERNEL);
         let unknown_config = self.config1 != 0 || self.config2 != 0;
-        let precise = self.has(flags::PRECISE_IP | flags::SIGTRAP);
-        if kernel_registers || unknown_config || precise {
+        if kernel_registers || unknown_config || self.has(flags::SIGTRAP) {
             return Err(Errno::OPNOTSUPP);
         }
         Ok(())
+    }
+
+    /// Returns perf's number of how exact the places of samples have to be: 0 for any place, 1 for
+    /// a constant skid, 2 for none if possible, 3 for none.
+    const fn precise_ip(&self) -> u64 {
+        (self.flags & flags::PRECISE_IP) >> flags::PRECISE_IP_SHIFT
+    }
+
+    /// Returns whether the processor itself is to note the places of samples. A place without skid
+    /// also satisfies who asks for a constant skid.
+    ///
+    /// # Errors
+    ///
+    /// `OPNOTSUPP` if the hypervisor, whose features these are, does not offer that, or if somebody
+    /// asks for more: the processor notes no registers that the module knows, and it notes the next
+    /// event and not the one that ends the period. `INVAL` if the event does not sample.
+    fn precise(&self, features: u32) -> Result<bool, Errno> {
+        if self.precise_ip() == 0 {
+            return Ok(false);
+        }
+        if !features & FEATURE_PRECISE != 0 || self.precise_ip() > PRECISE_MAX {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if self.sample_type & SAMPLE_REGS_INTR != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if self.samples() { Ok(true) } else { Err(Errno::INVAL) }
     }
 
     /// Returns which branches the event's samples are to have, in the hypervisor's words. perf has
@@ -154,7 +183,9 @@ pub struct EventConfig {
     /// One bit per counter that can count it.
     pub slots: u32,
     /// 1 if it interrupts after a period, else 0.
-    pub samples: u16,
+    pub samples: u8,
+    /// 1 if the processor notes the places of its samples, else 0.
+    pub precise: u8,
     /// The branches that its samples have, [`HvRecord::filter`], or 0.
     ///
     /// [`HvRecord::filter`]: shared_abi::hypercall::HvRecord::filter
@@ -162,18 +193,31 @@ pub struct EventConfig {
 }
 
 impl EventConfig {
-    /// Returns the event that was opened with these attributes. `records` says whether the
-    /// hypervisor records branches.
+    /// Returns the event that was opened with these attributes. `features` are those of the
+    /// hypervisor (`FEATURE_*`).
     ///
     /// # Errors
     ///
     /// `INVAL` or `OPNOTSUPP` if the module cannot count or sample the event as requested;
     /// otherwise the errors of `new`.
-    pub fn open(caps: &PmuCaps, attr: &EventAttr, records: bool) -> Result<Self, Errno> {
+    pub fn open(caps: &PmuCaps, attr: &EventAttr, features: u32) -> Result<Self, Errno> {
         attr.check()?;
-        let branches = attr.branches(records)?;
+        let branches = attr.branches(features & FEATURE_BRANCHES != 0)?;
+        let precise = attr.precise(features)?;
         let event = Self::new(caps, attr.kind, attr.config, attr.rings(), attr.samples())?;
-        Ok(Self { branches, ..event })
+        let event = Self { branches, ..event };
+        if precise { event.precisely() } else { Ok(event) }
+    }
+
+    /// Returns the same event, of whose samples the processor notes the places. Only general
+    /// counters can do that.
+    fn precisely(self) -> Result<Self, Errno> {
+        let general = slots_of(self.slots).filter(|slot| slot.fixed_number().is_none());
+        let slots = general.fold(0, |slots, slot| slots | slot.bit());
+        if slots == 0 || !events::has_precise_records(self.general) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(Self { slots, precise: 1, ..self })
     }
 
     /// Returns one of perf's generic events, in user mode.
@@ -232,6 +276,16 @@ impl EventConfig {
     /// Returns whether the event counts the kernel.
     pub(crate) const fn counts_kernel(&self) -> bool {
         self.fixed & EVNTSEL_OS != 0
+    }
+
+    /// Returns whether the processor notes the places of its samples.
+    pub(crate) const fn is_precise(&self) -> bool {
+        self.precise != 0
+    }
+
+    /// Returns whether the hypervisor knows the places of its samples better than the interrupt.
+    pub(crate) const fn asks_for_place(&self) -> bool {
+        self.counts_kernel() || self.is_precise()
     }
 
     /// Returns whether the event counts in any ring.

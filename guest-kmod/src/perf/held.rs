@@ -79,7 +79,9 @@ impl Held {
     /// Returns what the event needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let armed = self.samples() && self.started;
-        Config::one(slot, self.event.evntsel(slot), armed.then(|| self.interrupt_distance()))
+        let distance = armed.then(|| self.interrupt_distance());
+        let config = Config::one(slot, self.event.evntsel(slot), distance);
+        if self.event.is_precise() { config.precisely() } else { config }
     }
 
     /// Returns the number of events until the counter is to interrupt. An event of user mode alone
@@ -282,12 +284,12 @@ impl Events {
         Some((&held.event, held.slot))
     }
 
-    /// Returns the number and the counter of an event that has overflowed, also counts the kernel,
-    /// and whose place is not kept yet.
+    /// Returns the number and the counter of an event that has overflowed, whose place the
+    /// hypervisor knows better, and whose place is not kept yet.
     pub(crate) fn without_place(&self) -> Option<(u32, PhysSlot)> {
         self.held.iter().take(self.end).enumerate().find_map(|(index, held)| {
             let held = held.as_ref()?;
-            let is_wanted = held.has_overflowed() && held.event.counts_kernel();
+            let is_wanted = held.has_overflowed() && held.event.asks_for_place();
             (is_wanted && held.place.is_none()).then_some((index as u32, held.slot))
         })
     }
@@ -395,7 +397,11 @@ impl Events {
     ) -> Option<PhysSlot> {
         let fits = |slot: PhysSlot| {
             let evntsel = event.evntsel(slot);
-            let beside = |held: &Held| held.slot != slot || held.evntsel() == evntsel;
+            // The hypervisor tells the place of a counter once, and so to one event.
+            let shares = |held: &Held| {
+                held.evntsel() == evntsel && !held.event.is_precise() && !event.is_precise()
+            };
+            let beside = |held: &Held| held.slot != slot || shares(held);
             kept.has_room_for(slot, evntsel) && self.iter().all(beside)
         };
         let rank = |slot: PhysSlot| match loaded.evntsel(slot) {
@@ -421,6 +427,8 @@ impl Events {
             let same = |first: &&Held| {
                 held.event.slots & first.slot.bit() != 0
                     && held.event.evntsel(first.slot) == first.evntsel()
+                    && !held.event.is_precise()
+                    && !first.event.is_precise()
             };
             if let Some(first) = before.iter().flatten().find(same) {
                 self.changed |= first.slot != held.slot;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Decides whose registers a sample reports, and so which place.
 
-use shared_abi::hypercall::{HvPlace, PLACE_NONE, PLACE_USER};
+use shared_abi::hypercall::{HvPlace, PLACE_NONE, PLACE_PRECISE, PLACE_USER};
 
 /// The registers that a sample gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,9 +13,27 @@ pub enum Registers {
     Interrupted = 1,
     /// The place that the hypervisor has given.
     Place = 2,
+    /// The same, and it is that of the event itself.
+    Precise = 3,
 }
 
 impl Registers {
+    /// Returns the registers for an event that the hypervisor has seen overflow at `place`.
+    pub(crate) const fn by_place(
+        is_precise: bool,
+        counts_kernel: bool,
+        interrupted: &HvPlace,
+        place: &HvPlace,
+    ) -> Self {
+        if is_precise && place.mode & PLACE_PRECISE != 0 {
+            Self::Precise
+        } else if counts_kernel {
+            Self::of_both_modes(interrupted, place)
+        } else {
+            Self::of_user_mode(interrupted)
+        }
+    }
+
     /// Returns the registers for an event that counts user mode alone: it has overflowed before the
     /// thread entered the kernel.
     pub(crate) const fn of_user_mode(interrupted: &HvPlace) -> Self {
@@ -28,7 +46,7 @@ impl Registers {
     pub(crate) const fn of_both_modes(interrupted: &HvPlace, place: &HvPlace) -> Self {
         let is_interrupt = interrupted.mode != PLACE_NONE;
         let same = interrupted.ip == place.ip && interrupted.sp == place.sp;
-        match place.mode {
+        match place.mode & !PLACE_PRECISE {
             PLACE_USER => Self::User,
             PLACE_NONE if is_interrupt => Self::Interrupted,
             PLACE_NONE => Self::User,

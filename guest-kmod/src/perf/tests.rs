@@ -23,6 +23,7 @@ mod again;
 mod books;
 mod branches;
 mod model;
+mod precise;
 
 const USER: u64 = EVNTSEL_USR;
 /// Flags that are nothing to the core, by the names that `linux/perf_event.h` gives these bits.
@@ -92,7 +93,7 @@ fn a_generic_event_counts_user_mode_and_does_not_sample() {
 fn what_would_not_be_counted_as_asked_for_is_refused() {
     let caps = Machine::caps();
     let usual = EventAttr { kind: TYPE_RAW, config: 0xc0, period: 5_000, ..EventAttr::default() };
-    let open = |attr| EventConfig::open(&caps, &attr, false);
+    let open = |attr| EventConfig::open(&caps, &attr, 0);
     let both = EVNTSEL_USR | EVNTSEL_OS;
     assert_eq!(open(usual), EventConfig::new(&caps, TYPE_RAW, 0xc0, both, true));
     for (excluded, rings) in [

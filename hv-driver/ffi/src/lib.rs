@@ -14,7 +14,7 @@ use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
     Account, Demand, Driver, Guest, HostFacts, Identity, Left, Limits, Nmi, Options, Policy,
-    PolicyChange, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
+    PolicyChange, RecordArea, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
 };
 use shared_abi::hypercall::{
     HvAccounting, HvAccounts, HvDomain, HvDomains, HvPlace, HvProfile, HvQuery, HvSample,
@@ -31,11 +31,11 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 304;
+pub const DRIVER_BYTES: usize = 328;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 584;
+pub const CPU_BYTES: usize = 600;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2720;
+pub const VCPU_BYTES: usize = 2744;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
@@ -44,6 +44,8 @@ pub const RING_BYTES: usize = 131112;
 pub const ACCOUNT_BYTES: usize = 32;
 /// Bytes of storage of a reservation of the host's counters, all zeroes at first.
 pub const RESERVATION_BYTES: usize = 16;
+/// Bytes of a physical CPU's memory for precise records, all zeroes at first.
+pub const RECORD_AREA_BYTES: usize = 4096;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -56,6 +58,7 @@ const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
 const _: [(); RING_BYTES] = [(); size_of::<SampleRing>()];
 const _: [(); ACCOUNT_BYTES] = [(); size_of::<Account>()];
 const _: [(); RESERVATION_BYTES] = [(); size_of::<Reservation>()];
+const _: [(); RECORD_AREA_BYTES] = [(); size_of::<RecordArea>()];
 const _: [(); ARGUMENT_BYTES] = [(); hv_driver::hypercall::ARGUMENT_BYTES_MAX];
 const _: () = {
     assert!(align_of::<Driver>() <= 8 && align_of::<CpuObject>() <= 8);
@@ -198,16 +201,19 @@ unsafe fn expected(text: &'static str, found: u32, why: *mut Why) -> c_int {
 /// # Safety
 ///
 /// `cpu` is storage of `CPU_BYTES` bytes that nobody uses, not even an NMI; `driver` is initialised
-/// and never freed.
+/// and never freed. `area` is null, or a page of `RECORD_AREA_BYTES` bytes that only this CPU uses,
+/// that no guest can write to, and that is mapped for the hypervisor at this address in each
+/// address space in which this CPU executes a PV guest.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_cpu_init(
     cpu: *mut CpuObject,
     driver: *const Driver,
     number: u32,
+    area: *const c_void,
 ) {
     // SAFETY: C passes the CPU's storage, of `CPU_BYTES` bytes and aligned to 8, and nobody uses
     // what it held before.
-    unsafe { cpu.write(CpuObject::new(driver, number)) };
+    unsafe { cpu.write(CpuObject::new(driver, number, area.cast())) };
 }
 
 /// Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.

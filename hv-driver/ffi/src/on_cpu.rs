@@ -6,7 +6,7 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 
-use hv_driver::{Driver, ExpectedInterrupts, Nmi, Pcpu, SampleRing, ThisCpu};
+use hv_driver::{Driver, ExpectedInterrupts, Nmi, Pcpu, RecordArea, SampleRing, ThisCpu};
 use shared_abi::hypercall::{HvPlace, HvSample};
 use shared_abi::read::Counters;
 
@@ -19,6 +19,8 @@ use crate::x86::{Registers, X86Pmu};
 pub struct CpuObject {
     driver: *const Driver,
     number: u32,
+    /// The memory for precise records, or null.
+    area: *const RecordArea,
     expected: ExpectedInterrupts,
     /// The expected interrupts of the counter by which the host samples itself.
     host_expected: ExpectedInterrupts,
@@ -28,9 +30,17 @@ pub struct CpuObject {
 
 impl CpuObject {
     /// Makes the object of a CPU that the driver has not touched.
-    pub(crate) const fn new(driver: *const Driver, number: u32) -> Self {
+    pub(crate) const fn new(driver: *const Driver, number: u32, area: *const RecordArea) -> Self {
         let [expected, host_expected] = [ExpectedInterrupts::new(), ExpectedInterrupts::new()];
-        Self { driver, number, expected, host_expected, pcpu: UnsafeCell::new(Pcpu::new()) }
+        Self { driver, number, area, expected, host_expected, pcpu: UnsafeCell::new(Pcpu::new()) }
+    }
+
+    #[inline(always)]
+    const fn pmu(&self) -> X86Pmu<'_> {
+        // SAFETY: C has passed `perfctr_core_cpu_init` a page of its own that is never used for
+        // anything else, or null. The page consists of atomics, so the processor may store into it
+        // at any time.
+        X86Pmu { expected: &self.expected, area: unsafe { self.area.as_ref() } }
     }
 
     fn driver(&self) -> &Driver {
@@ -53,7 +63,7 @@ impl CpuObject {
         at: &mut HvSample,
         left: &HvPlace,
     ) -> Nmi {
-        let pmu = X86Pmu { expected: &self.expected };
+        let pmu = self.pmu();
         let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at, left);
         let caps = &self.driver().caps;
         let guests = self.expected.explains(caps, &Registers);
@@ -65,7 +75,7 @@ impl CpuObject {
 
     /// See [`Driver::close_gate`]. An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn close_gate(&self) {
-        self.driver().close_gate(&X86Pmu { expected: &self.expected });
+        self.driver().close_gate(&self.pmu());
     }
 }
 
@@ -90,7 +100,7 @@ impl<'a> OnCpu<'a> {
     /// the result lives, and nobody else has such a right.
     #[inline(always)]
     pub(crate) const unsafe fn new(cpu: &'a CpuObject) -> Self {
-        Self { cpu, pmu: X86Pmu { expected: &cpu.expected }, here: PhantomData }
+        Self { cpu, pmu: cpu.pmu(), here: PhantomData }
     }
 
     /// Returns the interrupts of the host's own counter.

@@ -5,7 +5,7 @@
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-use hv_driver::{ExpectedInterrupts, Identity, Pmu, Probe};
+use hv_driver::{ExpectedInterrupts, Identity, Pmu, Probe, RecordArea};
 use shared_abi::read::Counters;
 
 use crate::{perfctr_glue_load_at_switch, perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
@@ -45,6 +45,7 @@ impl Counters for Registers {
 #[derive(Debug)]
 pub(crate) struct X86Pmu<'a> {
     pub(crate) expected: &'a ExpectedInterrupts,
+    pub(crate) area: Option<&'a RecordArea>,
 }
 
 impl Counters for X86Pmu<'_> {
@@ -76,8 +77,9 @@ impl Pmu for X86Pmu<'_> {
     #[inline(always)]
     fn write_register(&self, msr: u32, value: u64) {
         // SAFETY: the core writes registers of the PMU that it tried when this CPU came up, and in
-        // an event select only bits that `Config::new` lets a guest set. None of these registers
-        // makes the PMU write to memory: PEBS would, but the core only ever clears its register.
+        // an event select only bits that `Config::new` lets a guest set. PEBS makes the PMU write
+        // to memory, which is that of this CPU's `RecordArea`: the core writes no other address to
+        // its register, and the area itself says where it ends.
         unsafe {
             asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
                  options(nostack, preserves_flags));
@@ -94,6 +96,11 @@ impl Pmu for X86Pmu<'_> {
 
     fn expect_interrupts(&self, slots: u32, seen: bool) {
         self.expected.expect(slots, seen, self.clock());
+    }
+
+    #[inline(always)]
+    fn record_area(&self) -> Option<&RecordArea> {
+        self.area
     }
 }
 

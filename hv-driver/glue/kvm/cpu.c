@@ -105,7 +105,7 @@ static int perfctr_cpu_online(unsigned int cpu)
 
 	perfctr_core_cpu_init(
 		perfctr_core_of_cpu(per_cpu_ptr(&perfctr_pcpu, cpu)),
-		perfctr_driver(), cpu);
+		perfctr_driver(), cpu, NULL);
 	local_irq_save(flags);
 	if (perfctr_taken)
 		come_up();

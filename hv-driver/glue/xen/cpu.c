@@ -45,6 +45,27 @@ struct perfctr_pcpu {
 /* When a CPU goes down, Xen keeps this if it parks the CPU, or clears it. */
 static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
+/*
+ * The memory in which this CPU stores precise records. It has a page of its
+ * own, since Xen also maps it where it hides its other memory from PV guests
+ * (XPTI).
+ */
+struct perfctr_records {
+    uint8_t __aligned(PAGE_SIZE) bytes[PERFCTR_RECORD_AREA_BYTES];
+};
+DEFINE_PER_CPU_PAGE_ALIGNED(struct perfctr_records, perfctr_records);
+
+/*
+ * The address is that of the direct map. The boot CPU's data also have an
+ * address in Xen's image, whose page tables all CPUs share under XPTI.
+ */
+void *perfctr_records_of(unsigned int cpu)
+{
+    BUILD_BUG_ON(sizeof(struct perfctr_records) != PAGE_SIZE);
+
+    return __va(__pa(&per_cpu(perfctr_records, cpu)));
+}
+
 /* Whether the PMU interrupts by NMIs. */
 static DEFINE_PER_CPU(bool, interrupts_by_nmi);
 
@@ -111,7 +132,8 @@ static bool come_up(struct perfctr_pcpu *pcpu,
         keep_stats(pcpu);
     pcpu->resets = system_reset_counter;
 
-    perfctr_core_cpu_init(core_of(pcpu), perfctr_driver(), smp_processor_id());
+    perfctr_core_cpu_init(core_of(pcpu), perfctr_driver(), smp_processor_id(),
+                          perfctr_records_of(smp_processor_id()));
     if ( perfctr_core_cpu_up(core_of(pcpu), cpuid, &why) )
     {
         printk(XENLOG_ERR

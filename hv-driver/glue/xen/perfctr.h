@@ -32,6 +32,13 @@ void perfctr_toggle(struct vcpu *v);
 /* Handles the PMU's interrupt of this physical CPU. */
 void perfctr_interrupt(void);
 
+/*
+ * Returns the page in which a physical CPU stores precise records. The CPU does
+ * so while a PV guest executes, at any CPL. So Xen maps the page in every
+ * address space in which it executes PV guests on that CPU.
+ */
+void *perfctr_records_of(unsigned int cpu);
+
 /* Returns whether the vCPU's user mode may execute RDPMC. */
 bool perfctr_pce(const struct vcpu *v);
 

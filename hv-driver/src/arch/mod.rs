@@ -15,6 +15,10 @@ pub(crate) use x86::probe::{freeze_again, keep_counting, probe};
 pub use x86::selectors::{EVNTSEL_GUEST_ONLY, EVNTSEL_OWN_INSTRUCTIONS, Selectors};
 pub(crate) use x86::selectors::{can_limit_selectors, of_guest, of_hypervisor};
 pub use x86::{
-    Fixed, Global, Identity, Readable, Refusal, Registers, global_bits, slots_of_global,
+    Fixed, Global, Identity, RECORD_AREA_BYTES, Readable, RecordArea, Refusal, Registers,
+    global_bits, slots_of_global,
 };
-pub(crate) use x86::{entry_slots, interrupt_slots, is_instruction, masks_entry_of_pmu};
+pub(crate) use x86::{
+    PreciseRecord, entry_slots, instruction_slots, is_instruction, masks_entry_of_pmu, mode_at,
+    precise_slots,
+};

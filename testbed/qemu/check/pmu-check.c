@@ -465,6 +465,10 @@ struct taken {
 static struct taken truth[TAKEN_MAX];
 static long truths;
 
+/* Where the instruction was that single steps saw retire as the first one, the second one, ... */
+#define STEPS_MAX 8192
+static uint64_t place_of_step[STEPS_MAX];
+
 /* Looks at one sample's records, the latest first. */
 typedef void Look(const char *name, long insns, uint64_t number,
                   const struct perf_branch_entry *records);
@@ -630,6 +634,80 @@ static unsigned body_named(const char *name)
 }
 
 static void step(unsigned b);
+
+/*
+ * Samples a body with perf's precise samples, and compares the place of each one with single
+ * steps. Perf lets the processor reload the counter when it writes a record. The record describes
+ * the first event after the period, so two records are one event more than a period apart.
+ */
+static long sample_precisely(unsigned b, long period)
+{
+    const long rounds = bodies[b].rounds_stepped, insns = INSNS(b, rounds);
+    struct perf_event_attr attr = {
+        .type = PERF_TYPE_HARDWARE,
+        .size = sizeof(attr),
+        .config = PERF_COUNT_HW_INSTRUCTIONS,
+        .disabled = true,
+        .exclude_kernel = true,
+        .precise_ip = 2,
+        .sample_period = period,
+        .sample_type = PERF_SAMPLE_IP,
+    };
+    int fd = syscall(SYS_perf_event_open, &attr, 0, -1, -1, 0);
+    struct perf_event_mmap_page *page;
+    char *ring;
+    long samples = 0, at_step = 0, disturbed = 0;
+    /* If the thread is suspended in the midst of a period, perf begins the rest of it anew. */
+    const long late_max = 32;
+
+    if (fd < 0) {
+        die("perf_event_open with precise_ip");
+    }
+    page = map_event(fd, RING_PAGES);
+    ring = (char *)page + PAGE;
+    fresh_arena();
+    measured(fd, bodies[b].body, rounds);
+    for (uint64_t at = 0; at < page->data_head;) {
+        struct { struct perf_event_header header; uint64_t ip; } *record = (void *)(ring + at);
+        long late = 0;
+
+        at += record->header.size;
+        if (record->header.type != PERF_RECORD_SAMPLE) {
+            expect("precise samples", "an unexpected record", record->header.type,
+                   PERF_RECORD_SAMPLE);
+            continue;
+        }
+        samples++;
+        at_step += period + 1;
+        while (late < late_max && at_step + late < insns
+               && record->ip != place_of_step[at_step + late - 1]) {
+            late++;
+        }
+        disturbed += late > 0;
+        expect("precise samples", "at an instruction of the body", late < late_max, true);
+        expect("precise samples", "marked as exact",
+               record->header.misc & PERF_RECORD_MISC_EXACT_IP, PERF_RECORD_MISC_EXACT_IP);
+        at_step += late;
+    }
+    expect("precise samples, disturbed", bodies[b].name, disturbed <= 1, true);
+    expect("number of precise samples", bodies[b].name,
+           samples >= insns / (period + 1) - 1 && samples <= insns / (period + 1), true);
+    munmap(page, (1 + RING_PAGES) * PAGE);
+    close(fd);
+    return samples;
+}
+
+static void check_precise_samples(void)
+{
+    long samples = 0;
+
+    for (unsigned b = 0; b < BODIES; b++) {
+        step(b);
+        samples += sample_precisely(b, 40);
+        samples += sample_precisely(b, 67);
+    }
+    printf("precise samples: %ld samples\n", samples);
+}
 
 /* Checks each record of Linux' own perf against single steps of the same body. */
 static void check_branch_records(void)
@@ -922,6 +1000,103 @@ static void check_branch_msrs(void)
     printf("branch msr: done\n");
 }
 
+/* Returns whether the CPU writes records of PEBS. Otherwise nothing checks them. */
+static bool has_pebs(void)
+{
+    unsigned eax, ebx, ecx, edx = 0;
+
+    __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+    return (edx >> 21 & 1) && !(rdmsr(0x1a0) >> 12 & 1);
+}
+
+enum { PEBS_ENABLE = 0x3f1, DS_AREA = 0x600, PEBS_PERIOD = 1000, PEBS_ROOM = 4 };
+
+/* The area of PEBS, with its buffer. */
+static struct {
+    uint64_t bts[4], base, index, end, threshold, reset[4];
+    struct {
+        uint64_t flags, ip, ax, bx, cx, dx, si, di, bp, sp, r[8];
+        uint64_t counters, address, source, latency, event_ip, transaction, tsc;
+    } records[PEBS_ROOM + 1];
+} area __attribute__((aligned(PAGE)));
+
+/* Checks the records that PMC3 has written while the loop was executed for so many rounds. */
+static void check_pebs_records(int records, long rounds)
+{
+    const uint64_t dec = (uintptr_t)body_loop, jnz = dec + 3;
+    long before = 0;
+
+    for (int i = 0; i < records && i < PEBS_ROOM; i++) {
+        bool is_dec = area.records[i].event_ip == dec;
+        long number = 2 * (rounds - area.records[i].di) - is_dec;
+
+        expect("pebs msr", "an instruction of the loop",
+               is_dec || area.records[i].event_ip == jnz, true);
+        expect("pebs msr", "the next instruction", area.records[i].ip, is_dec ? jnz : dec);
+        expect("pebs msr", "counter", area.records[i].counters, 1 << 3);
+        expect("pebs msr", "flags of user mode", area.records[i].flags & 0x202, 0x202);
+        if (before) {
+            expect("pebs msr", "from record to record", number - before, PEBS_PERIOD + 1);
+        }
+        before = number;
+    }
+}
+
+/*
+ * Checks PEBS on CPU 0, where perf has no event, with an area in this program's own memory. Every
+ * 1001st instruction of user mode has a record: 1000 make the counter overflow, and the next one is
+ * the event.
+ */
+static void check_pebs_msrs(void)
+{
+    enum { CAPABILITIES = 0x345, COUNT_USER = 0x4100c0, ROUNDS = 4000 };
+    const long buffer_bit = 1l << 62, of_pmc3 = 1 << 3;
+    unsigned eax, ebx, ecx = 0, edx = 0;
+
+    execute_on(0);
+    __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+    expect("pebs msr", "capabilities, and a 64-bit area", (ecx >> 15 & 1) && (ecx >> 2 & 1), true);
+    expect("pebs msr", "format", rdmsr(CAPABILITIES) >> 6 & 0x3f, 3 << 2 | 3);
+    expect("pebs msr", "reserved bit of the enable register", wrmsr(PEBS_ENABLE, 1 << 4), false);
+    expect("pebs msr", "an address that is not canonical", wrmsr(DS_AREA, 1l << 47), false);
+
+    for (int full = 0; full < 2; full++) {
+        memset(&area, 0, sizeof(area));
+        area.base = area.index = (uintptr_t)area.records;
+        area.end = area.base + PEBS_ROOM * sizeof(area.records[0]);
+        area.threshold = area.end - sizeof(area.records[0]);
+        area.reset[3] = -PEBS_PERIOD;
+        wrmsr(CONTROL, 0);
+        wrmsr(DS_AREA, (uintptr_t)&area);
+        wrmsr(PEBS_ENABLE, of_pmc3);
+        wrmsr(SELECT3, COUNT_USER);
+        wrmsr(PMC3, -PEBS_PERIOD);
+        wrmsr(CONTROL, of_pmc3);
+        /* Some instructions of this program come before and after the loop. */
+        body_loop(full ? ROUNDS : PEBS_PERIOD);
+        wrmsr(CONTROL, 0);
+
+        int records = (area.index - area.base) / sizeof(area.records[0]);
+        long status = rdmsr(STATUS), left = rdmsr(PMC3);
+
+        expect("pebs msr", "records", records >= 1 && records < 3, !full);
+        expect("pebs msr", "the buffer is not exceeded", records <= PEBS_ROOM, true);
+        expect("pebs msr", "buffer", status & buffer_bit, full ? buffer_bit : 0);
+        expect("pebs msr", "a counter without a record has overflowed", status & of_pmc3,
+               full ? of_pmc3 : 0);
+        expect("pebs msr", "only with a record is the counter reloaded",
+               left > 0 && left < 2 * ROUNDS, full);
+        expect("pebs msr", "behind the buffer", area.records[PEBS_ROOM].ip, 0);
+        check_pebs_records(records, full ? ROUNDS : PEBS_PERIOD);
+        wrmsr(PEBS_ENABLE, 0);
+        wrmsr(SELECT3, 0);
+        wrmsr(CLEAR, buffer_bit | of_pmc3);
+    }
+    wrmsr(DS_AREA, 0);
+    wrmsr(CONTROL, 0xf);
+    printf("pebs msr: done\n");
+}
+
 /*
  * Returns whether the instruction that starts with these bytes is a branch. The bodies have no
  * prefixes.
@@ -1023,6 +1198,9 @@ static void step(unsigned b)
         sig = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
         executed = inside && !sig && !entering_handler && regs.rip != last;
         steps += executed;
+        if (executed && steps <= STEPS_MAX) {
+            place_of_step[steps - 1] = last;
+        }
         branches += executed && branch;
         conditionals += executed && conditional;
         if (executed && branch && kinds_of(last_code) && truths < TAKEN_MAX
@@ -1067,6 +1245,10 @@ static void check_guest(void)
             check_freezing();
             check_branch_msrs();
             check_branch_records();
+        }
+        if (has_pebs()) {
+            check_pebs_msrs();
+            check_precise_samples();
         }
     }
 }

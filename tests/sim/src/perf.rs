@@ -730,7 +730,7 @@ impl Machine {
             ..EventAttr::default()
         };
         let Some(caps) = self.domains[self.vcpus[index].domain].caps.get() else { return };
-        let config = match EventConfig::open(&caps, &attr, false) {
+        let config = match EventConfig::open(&caps, &attr, 0) {
             Ok(config) => config,
             Err(errno) => return self.fails_perf(format!("no event {kind}: {errno:?}")),
         };

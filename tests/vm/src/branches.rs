@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Finds which branches a program takes, by single-stepping it.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -11,6 +12,9 @@ use perf_event_open_sys::bindings::{
 };
 
 use crate::step::{Held, each_instruction};
+
+/// The code of a system call, which retires as a branch.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// The source and the target of a branch.
 pub type Branch = (u64, u64);
@@ -31,6 +35,8 @@ pub struct Path {
     taken: Vec<Taken>,
     /// The address of each instruction, in the order in which they are executed.
     executed: Vec<u64>,
+    /// The addresses of branches, taken or not, and of system calls.
+    branches: BTreeSet<u64>,
 }
 
 impl Path {
@@ -54,6 +60,9 @@ impl Path {
     /// Notes the instruction with this code if it is a branch that has led to `to`.
     fn note(&mut self, (from, code): (u64, [u8; 8]), to: u64) {
         let kinds = kinds(code);
+        if kinds != 0 || code.starts_with(&SYSCALL) {
+            self.branches.insert(from);
+        }
         let conditional = kinds & PERF_SAMPLE_BRANCH_COND != 0;
         let next = from + if code[0] == 0x0f { 6 } else { 2 };
         if kinds != 0 && !(conditional && to == next) {
@@ -69,6 +78,11 @@ impl Path {
     /// Returns the address of the instruction after this many others.
     pub fn place_after(&self, instructions: usize) -> Option<u64> {
         self.executed.get(instructions).copied()
+    }
+
+    /// Returns whether the instruction at this address is a branch or a system call.
+    pub fn is_branch(&self, address: u64) -> bool {
+        self.branches.contains(&address)
     }
 
     /// Returns the branches of these kinds that were taken within this many instructions, the

@@ -11,9 +11,9 @@ use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 use perf_event_open_sys::bindings::{
-    PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PERF_SAMPLE_BRANCH_STACK, PERF_SAMPLE_IP,
-    PERF_SAMPLE_PERIOD, PERF_SAMPLE_TID, PERF_TYPE_HARDWARE, PERF_TYPE_RAW, perf_event_attr,
-    perf_event_mmap_page,
+    PERF_RECORD_LOST, PERF_RECORD_MISC_EXACT_IP, PERF_RECORD_SAMPLE, PERF_SAMPLE_BRANCH_STACK,
+    PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TID, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
+    perf_event_attr, perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
 use shared_abi::limits::PAGE_BYTES;
@@ -237,6 +237,27 @@ impl Sampling {
     ) -> anyhow::Result<Self> {
         attributes.branch_sample_type = kinds.into();
         Self::of_type(attributes, period, whose, PERF_SAMPLE_BRANCH_STACK)
+    }
+
+    /// Returns the places of the samples since the last call, each with whether it is said to be
+    /// that of the event itself. No record may be written meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Samples were lost, or something else was recorded.
+    pub fn placed(&mut self) -> anyhow::Result<Vec<(u64, bool)>> {
+        let mut samples = Vec::new();
+        self.each_record(|kind, word| {
+            if kind != PERF_RECORD_SAMPLE {
+                return samples.push(Err(kind));
+            }
+            // The header has the record's type, `PERF_RECORD_MISC_*` and its size.
+            let misc = (word(0) >> 32) as u16;
+            let exact = u32::from(misc) & PERF_RECORD_MISC_EXACT_IP != 0;
+            samples.push(Ok((word(1), exact)));
+        });
+        let other = |kind| anyhow::anyhow!("a record of type {kind} in place of a sample");
+        samples.into_iter().map(|sample| sample.map_err(other)).collect()
     }
 
     /// Returns the samples since the last call, each with its place, its thread and its branches,

@@ -2,8 +2,8 @@
 //! Events whose samples have branches.
 
 use shared_abi::hypercall::{
-    BRANCH_MISPREDICTED, BRANCHES_KINDS, BRANCHES_MAX, BRANCHES_RETURNS, BRANCHES_USER, HvBranch,
-    HvBranches, OP_BRANCHES, OP_RECORD,
+    BRANCH_MISPREDICTED, BRANCHES_KINDS, BRANCHES_MAX, BRANCHES_RETURNS, BRANCHES_USER,
+    FEATURE_BRANCHES, HvBranch, HvBranches, OP_BRANCHES, OP_RECORD,
 };
 
 use super::*;
@@ -28,16 +28,20 @@ fn an_event_is_opened_with_branches_where_they_are_recorded() {
         branch_sample_type: 0x1 | 0x8,
         ..EventAttr::default()
     };
-    assert_eq!(EventConfig::open(&caps, &wanted, true), Ok(recorded(ALL)));
-    assert_eq!(EventConfig::open(&caps, &wanted, false), Err(Errno::OPNOTSUPP));
+    assert_eq!(EventConfig::open(&caps, &wanted, FEATURE_BRANCHES), Ok(recorded(ALL)));
+    assert_eq!(EventConfig::open(&caps, &wanted, 0), Err(Errno::OPNOTSUPP));
     for refused in [
         EventAttr { period: 0, ..wanted },
         EventAttr { branch_sample_type: 0x1 | 1 << 11, ..wanted },
     ] {
-        assert_eq!(EventConfig::open(&caps, &refused, true), Err(Errno::OPNOTSUPP), "{refused:?}");
+        assert_eq!(
+            EventConfig::open(&caps, &refused, FEATURE_BRANCHES),
+            Err(Errno::OPNOTSUPP),
+            "{refused:?}"
+        );
     }
     let without = EventAttr { sample_type: 0, ..wanted };
-    assert_eq!(EventConfig::open(&caps, &without, true), Ok(event(0xc0, true)));
+    assert_eq!(EventConfig::open(&caps, &without, FEATURE_BRANCHES), Ok(event(0xc0, true)));
 }
 
 #[test]

@@ -23,6 +23,7 @@ const K7: Registers = Registers {
     record_enable: None,
     readable: [None; 2],
     branches: None,
+    precise: None,
 };
 /// Returns the slots of a configuration that count VMRUN on a CPU that counts VMRUN in the guest:
 /// those of retired instructions and of retired branches, unless they have a threshold.

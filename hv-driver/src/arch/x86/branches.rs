@@ -4,10 +4,10 @@
 
 use shared_abi::hypercall::{
     BRANCH_MISPREDICTED, BRANCHES_KERNEL, BRANCHES_KINDS, BRANCHES_MAX, BRANCHES_MODES,
-    BRANCHES_USER, HvBranch,
+    BRANCHES_USER, HvBranch, PLACE_KERNEL,
 };
 
-use super::{Bank, DEBUGCTL, Refusal};
+use super::{Bank, DEBUGCTL, Refusal, mode_at};
 use crate::hal::{Pmu, Probe};
 
 /// IA32_DEBUGCTL: branches are recorded.
@@ -18,12 +18,6 @@ const SELECT_NOT_RING_0: u64 = 1 << 0;
 const SELECT_NOT_FAR: u64 = 1 << 8;
 /// The source of a branch: it was mispredicted. This is in place of the address's highest bit.
 const FROM_MISPREDICTED: u64 = 1 << 63;
-
-/// The addresses that a 64-bit PV guest cannot map, since Xen uses them itself
-/// (`HYPERVISOR_VIRT_START` and `HYPERVISOR_VIRT_END` of Xen's public headers).
-const HYPERVISOR: core::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
-/// The first address of the upper half, in which the kernel is.
-const KERNEL_HALF: u64 = 1 << 63;
 
 /// A number of pairs of registers that record branches in turns, and the registers that control
 /// them.
@@ -82,8 +76,7 @@ impl Filter {
 
     /// Returns whether the guest may see the address.
     fn shows(self, address: u64) -> bool {
-        let hypervisors = HYPERVISOR.contains(&address);
-        self.records(address & KERNEL_HALF != 0) && !hypervisors
+        mode_at(address).is_some_and(|mode| self.records(mode == PLACE_KERNEL))
     }
 }
 
@@ -235,10 +228,10 @@ mod tests {
         ] {
             let shows = |address| filter(modes).shows(address);
             assert_eq!((shows(USER), shows(KERNEL)), (user, kernel), "{modes:#x}");
-            for address in [XEN, HYPERVISOR.start, HYPERVISOR.end - 1] {
+            for address in [XEN, 0xffff_8000_0000_0000, 0xffff_87ff_ffff_ffff] {
                 assert!(!shows(address), "{address:#x}");
             }
-            assert_eq!(shows(HYPERVISOR.end), kernel);
+            assert_eq!(shows(0xffff_8800_0000_0000), kernel);
         }
     }
 

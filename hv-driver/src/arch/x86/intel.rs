@@ -9,6 +9,7 @@ use shared_abi::caps::{
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 
 use super::branches::BranchRegisters;
+use super::pebs::PreciseRegisters;
 use super::{Bank, Fixed, Global, Identity, Readable, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"GenuineIntel");
@@ -23,6 +24,7 @@ const REGISTERS: Registers = Registers {
     record_enable: None,
     readable: [None; 2],
     branches: None,
+    precise: None,
 };
 
 /// IA32_PERF_CAPABILITIES: IA32_A_PMCx take full-width writes (SDM volume 3, 20.2.8).
@@ -91,6 +93,8 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         readable: [metrics.then_some(METRICS), None],
         record_enable: has_pebs(cpuid).then_some(IA32_PEBS_ENABLE),
         branches: records_as_nehalem(cpuid).then_some(BranchRegisters::NEHALEM),
+        precise: PreciseRegisters::new(record_format(cpuid), IA32_PEBS_ENABLE)
+            .filter(|_| has_pebs(cpuid)),
         ..REGISTERS
     };
     Ok((caps, registers))
@@ -114,6 +118,11 @@ const fn free_of_tsx(cpuid: &Identity) -> u32 {
 /// Returns whether the CPU has PEBS (SDM volume 3, 20.3.1.1.1, and volume 4, IA32_MISC_ENABLE).
 const fn has_pebs(cpuid: &Identity) -> bool {
     cpuid.features & FEATURES_DEBUG_STORE != 0 && cpuid.misc_enable & MISC_ENABLE_NO_PEBS == 0
+}
+
+/// Returns the format of the records of PEBS (SDM volume 3, IA32_PERF_CAPABILITIES).
+pub(super) const fn record_format(cpuid: &Identity) -> u32 {
+    (cpuid.perf_capabilities >> 8 & 0xf) as u32
 }
 
 /// Returns the format of the CPU's branch records.

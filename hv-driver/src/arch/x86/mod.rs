@@ -7,29 +7,55 @@ mod amd;
 pub(crate) mod branches;
 mod identity;
 mod intel;
+mod pebs;
 pub(crate) mod probe;
 pub(crate) mod selectors;
 
 pub(crate) use amd::entry_slots;
 use branches::BranchRegisters;
 pub use identity::Identity;
-use shared_abi::arch::EVNTSEL_QUALIFIERS;
+pub(crate) use pebs::PreciseRecord;
+use pebs::PreciseRegisters;
+pub use pebs::{RECORD_AREA_BYTES, RecordArea};
+use shared_abi::arch::{EVNTSEL_QUALIFIERS, events};
 use shared_abi::caps::VENDOR_INTEL;
+use shared_abi::hypercall::{PLACE_KERNEL, PLACE_USER};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterWidth, PhysSlot, PmuCaps};
 
-/// Returns the slots of a configuration that count interrupts and exceptions on a CPU that retires
-/// these as instructions: those of retired instructions, unless they have a threshold.
+/// Returns the slots of a configuration that count retired instructions, unless they have a
+/// threshold. On a CPU that retires interrupts and exceptions as instructions, they count these,
+/// too.
 ///
 /// Both vendors have the same number for the event, and Intel's first fixed counter counts it, too.
-pub(crate) fn interrupt_slots(config: &Config) -> u32 {
+pub(crate) fn instruction_slots(config: &Config) -> u32 {
     let counts_instructions = |slot: &PhysSlot| match slot.fixed_number() {
         Some(number) => number == 0,
         None => config.evntsel(*slot) & EVNTSEL_QUALIFIERS == 0xc0,
     };
     let slots = slots_of(config.slots()).filter(counts_instructions);
     slots.fold(0, |slots, slot| slots | slot.bit())
+}
+
+/// Returns the slots of a configuration that are to have precise records, and whose events can.
+pub(crate) fn precise_slots(config: &Config) -> u32 {
+    let has_records = |slot: &PhysSlot| events::has_precise_records(config.evntsel(*slot));
+    let slots = slots_of(config.precise()).filter(has_records);
+    slots.fold(0, |slots, slot| slots | slot.bit())
+}
+
+/// The addresses that a 64-bit PV guest cannot map, since Xen uses them itself
+/// (`HYPERVISOR_VIRT_START` and `HYPERVISOR_VIRT_END` of Xen's public headers).
+const HYPERVISOR: core::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
+/// The first address of the upper half, in which the kernel is.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// Returns the mode (`PLACE_*`) in which a 64-bit PV guest executes at an address, or `None` if
+/// only the hypervisor executes there.
+pub(crate) fn mode_at(address: u64) -> Option<u32> {
+    let mode = if address & KERNEL_HALF != 0 { PLACE_KERNEL } else { PLACE_USER };
+    Some(mode).filter(|_| !HYPERVISOR.contains(&address))
 }
 
 /// Returns whether what comes by this vector is an instruction itself, and retires as one: INT3 or
@@ -75,6 +101,9 @@ pub enum Refusal {
     /// The host wants branches recorded, and the CPU does not record them in a format that this
     /// driver knows.
     Branches(u32),
+    /// The host wants precise places, and the CPU does not store them in a format that this driver
+    /// knows.
+    Precise(u32),
 }
 
 impl Refusal {
@@ -91,6 +120,7 @@ impl Refusal {
             Self::Counters(perfmon) => ("the counters of CPU 0", perfmon),
             Self::Register(msr) => ("registers that keep what is written to them", msr),
             Self::Branches(format) => ("branch records of Intel Nehalem to Ivy Bridge", format),
+            Self::Precise(format) => ("precise records (PEBS) of format 2 or 3", format),
         }
     }
 }
@@ -159,6 +189,9 @@ pub struct Registers {
     pub readable: [Option<Readable>; 2],
     /// The registers that record branches, if there are any that the driver knows.
     pub branches: Option<BranchRegisters>,
+    /// The registers that let counters write records with precise places, if the driver knows their
+    /// format.
+    pub precise: Option<PreciseRegisters>,
 }
 
 impl Registers {
@@ -210,6 +243,11 @@ impl Identity {
     /// Returns the format of the CPU's branch records; 0 if it says of none.
     pub(crate) fn branch_format(&self) -> u32 {
         if self.vendor == intel::VENDOR { intel::branch_format(self) } else { 0 }
+    }
+
+    /// Returns the format of the CPU's precise records; 0 if it has none that say so.
+    pub(crate) fn record_format(&self) -> u32 {
+        if self.vendor == intel::VENDOR { intel::record_format(self) } else { 0 }
     }
 
     /// Checks that a CPU with the identity `other` has the same events and counters.
@@ -267,6 +305,7 @@ mod tests {
             (Refusal::Width(70), "32 to 64 bits", 70),
             (Refusal::Family(6), "family 0x10", 6),
             (Refusal::Branches(5), "Nehalem to Ivy Bridge", 5),
+            (Refusal::Precise(4), "format 2 or 3", 4),
         ] {
             let (text, number) = refusal.describe();
             assert!(text.contains(expected) && number == found, "{text}, {number}");

@@ -48,10 +48,13 @@ impl Selectors {
     ///
     /// With [`Rings::Folded`] no counter ever has the OS bit in hardware: only the hypervisor
     /// executes in ring 0, and the driver starts and folds counters when the guest's mode changes.
-    pub fn new(config: &Config, rings: Rings, gate: Gate) -> Self {
+    ///
+    /// A counter in `precise` does not interrupt when it overflows: the record that its next event
+    /// writes interrupts.
+    pub fn new(config: &Config, rings: Rings, gate: Gate, precise: u32) -> Self {
         let mut selectors = Self::NONE;
         for slot in slots_of(config.slots()) {
-            let sampling = config.sampling() & slot.bit() != 0;
+            let sampling = config.sampling() & !precise & slot.bit() != 0;
             let asked = config.evntsel(slot) & EVNTSEL_RINGS;
             let rings = match rings {
                 Rings::Folded => EVNTSEL_USR,
@@ -174,7 +177,7 @@ mod tests {
             counter(18, 1, 0x41_0000),
         ];
         let config = shared_abi::Config::new(&caps, &listed).unwrap();
-        let selectors = Selectors::new(&config, Rings::Hardware, Gate::Global);
+        let selectors = Selectors::new(&config, Rings::Hardware, Gate::Global, 0);
         // A nibble for each fixed counter: ring 0 in bit 0, others in bit 1, interrupt in bit 3.
         assert_eq!(selectors.fixed_ctrl, 0xa01);
         assert_eq!(selectors.evntsel[..4], [0, 0x43_00c0, 0x51_00c4, 0]);

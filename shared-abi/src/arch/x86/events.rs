@@ -6,6 +6,7 @@
 //! lists the events that are allowed. The host may allow the others ([`CAPS_ALL_EVENTS`]), except
 //! those that are known to do harm.
 
+use super::EVNTSEL_QUALIFIERS;
 use crate::caps::{
     CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
 };
@@ -53,6 +54,16 @@ pub const fn select(event: Generic, vendor: u32) -> Option<u64> {
         (Generic::BusCycles, VENDOR_INTEL) => Some(0x013c),
         _ => None,
     }
+}
+
+/// Returns whether an event select is of retired instructions or of retired branches on Intel's
+/// processors, without a threshold. Of these events each of those processors can store precise
+/// records that can do so at all (SDM volume 3, "Processor Event Based Sampling (PEBS)").
+///
+/// Each model has records of some further events. A counter that waited for records of an event
+/// without any would never interrupt.
+pub const fn has_precise_records(evntsel: u64) -> bool {
+    matches!(evntsel & EVNTSEL_QUALIFIERS, 0xc0 | 0xc4)
 }
 
 /// Returns the fixed counter that counts an event (SDM volume 3, table 20-2).

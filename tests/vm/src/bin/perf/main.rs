@@ -12,6 +12,7 @@ mod forbidden;
 mod inherited;
 mod own;
 mod place;
+mod precise;
 mod record;
 mod refused;
 mod sampled;
@@ -140,6 +141,12 @@ enum Role {
     Branches,
     /// The same in this domain, which is the tenant.
     BranchesTenant,
+    /// Precise samples, where an overflow's interrupt comes late.
+    Precise {
+        /// How many instructions late it comes.
+        #[arg(long)]
+        skid: usize,
+    },
 }
 
 fn main() -> Result<ExitCode> {
@@ -149,6 +156,7 @@ fn main() -> Result<ExitCode> {
         Role::Tenant => tenant::run(),
         Role::Branches => branches::control(&Machine::new(Some(host()?))?),
         Role::BranchesTenant => branches::tenant(),
+        Role::Precise { skid } => precise::all(&Machine::new(Some(host()?))?, skid),
     }
 }
 

@@ -7,7 +7,7 @@ use shared_abi::arch::{
     EVNTSEL_ANY, EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_PC, EVNTSEL_USR,
 };
 use shared_abi::caps::CAPS_EVENT_12BIT;
-use shared_abi::config::MODE_SAMPLING;
+use shared_abi::config::{MODE_PRECISE, MODE_SAMPLING};
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 use vm_tests::raw::Refusal;
 
@@ -53,7 +53,12 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
         one("a sampling counter without a period", Refusal::EINVAL, sampling(0)),
         one("a period that is too long", Refusal::EINVAL, sampling(PERIOD_EVENTS_MAX + 1)),
         one("the longest period", Refusal::EINVAL, sampling(u64::MAX)),
-        one("an unknown mode", Refusal::EOPNOTSUPP, CounterConfig { mode: 2, ..VALID }),
+        one("an unknown mode", Refusal::EOPNOTSUPP, CounterConfig { mode: 3, ..VALID }),
+        one(
+            "precise places where nobody offers them",
+            Refusal::EOPNOTSUPP,
+            CounterConfig { mode: MODE_PRECISE, ..sampling(1_000) },
+        ),
         one("a period without sampling", Refusal::EINVAL, CounterConfig { period: 1, ..VALID }),
         one("a counter's reserved field", Refusal::EINVAL, CounterConfig { reserved: 1, ..VALID }),
         one("the pin control bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_PC)),

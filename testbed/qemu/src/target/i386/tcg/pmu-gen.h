@@ -60,6 +60,9 @@ static void pmu_gen_start(PMUGen *g, DisasContextBase *db)
     if (!(db->tb->flags & HF_PMU_MASK)) {
         return;
     }
+    if (db->tb->flags & HF_PEBS_MASK) {
+        gen_helper_pmu_record_due(cpu_env);
+    }
     meter = tcg_temp_new_i64();
     tcg_gen_ld_i64(meter, cpu_env, pmu_meter_offset(db));
     tcg_gen_sub_i64(meter, meter, tcg_constant_i64(0));

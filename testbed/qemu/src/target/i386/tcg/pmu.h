@@ -11,6 +11,8 @@
  *
  * While IA32_DEBUGCTL.LBR is set, which a bit of a block's key says, each branch also stores where
  * it is, and calls a function where it is taken. Otherwise blocks have no code for branch records.
+ * Likewise, while the next event of a counter writes a record of PEBS, each block begins with a
+ * call.
  */
 #ifndef I386_TCG_PMU_H
 #define I386_TCG_PMU_H
@@ -62,8 +64,12 @@ void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx
                      uint32_t *edx);
 /* CPUID leaf 0x80000022, AMD's version 2; all zeroes without it. */
 void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
-/* CPUID_EXT_PDCM, if there is an IA32_PERF_CAPABILITIES; otherwise 0. */
-uint32_t pmu_cpuid_pdcm(X86CPU *cpu);
+/*
+ * The bits of CPUID leaf 1 that the PMU sets: CPUID_EXT_PDCM, if there is an
+ * IA32_PERF_CAPABILITIES, and those of the area for records of PEBS.
+ */
+uint32_t pmu_cpuid_leaf_1_ecx(X86CPU *cpu);
+uint32_t pmu_cpuid_leaf_1_edx(X86CPU *cpu);
 
 PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val);
 PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val);
@@ -88,6 +94,8 @@ void pmu_load(CPUX86State *env);
  */
 void pmu_leave_for_guest(CPUX86State *env);
 void pmu_enter_guest(CPUX86State *env);
+/* An interrupt or an exception is about to be delivered, and the registers are still as before. */
+void pmu_about_to_interrupt(CPUX86State *env);
 /*
  * An interrupt or an exception has interrupted this privilege class. It was not INT n, which
  * retires by itself.
@@ -137,7 +145,12 @@ static inline void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint3
 {
 }
 
-static inline uint32_t pmu_cpuid_pdcm(X86CPU *cpu)
+static inline uint32_t pmu_cpuid_leaf_1_ecx(X86CPU *cpu)
+{
+    return 0;
+}
+
+static inline uint32_t pmu_cpuid_leaf_1_edx(X86CPU *cpu)
 {
     return 0;
 }
@@ -147,6 +160,10 @@ static inline void pmu_sync(CPUX86State *env)
 }
 
 static inline void pmu_load(CPUX86State *env)
+{
+}
+
+static inline void pmu_about_to_interrupt(CPUX86State *env)
 {
 }
 

@@ -3,9 +3,9 @@
  * Performance monitoring unit of the emulated processor: registers, counters, overflow.
  *
  * Intel: architectural performance monitoring versions 2 to 4 (SDM volume 3, chapter "Performance
- * Monitoring"), and Nehalem's branch records (chapter "Debug, Branch Profile, TSC"). AMD: the four
- * K7-style counters, the six of the core extension, and version 2 with its global registers (APM
- * volume 2, "Performance Monitoring Counters").
+ * Monitoring"), Nehalem's branch records (chapter "Debug, Branch Profile, TSC"), and the records of
+ * PEBS in format 3. AMD: the four K7-style counters, the six of the core extension, and version 2
+ * with its global registers (APM volume 2, "Performance Monitoring Counters").
  * The registers live in the fields that CPUX86State has for them anyway, so they migrate.
  */
 
@@ -78,6 +78,15 @@
 #define LBR_PAIRS        16
 #define LBR_MISPREDICTED (1ull << 63) /* in the address of the branch */
 #define LBR_WITH_FLAGS   3 /* IA32_PERF_CAPABILITIES: EIP, with that flag */
+
+#define PEBS_ENABLE      0x3f1
+#define PEBS_COUNTERS    ((1ull << INTEL_COUNTERS) - 1)
+#define DS_AREA          0x600
+#define PEBS_TRAP        (1u << 6) /* IA32_PERF_CAPABILITIES: RIP is of the next instruction */
+#define PEBS_REGISTERS   (1u << 7) /* and records have the registers */
+#define PEBS_FORMAT      (3u << 8)
+#define STATUS_BUFFER    (1ull << 62) /* the buffer's index has reached its threshold */
+
 #define VECTOR_DEBUG     1
 #define VECTOR_NMI       2
 
@@ -293,6 +302,13 @@ static bool is_counting(const PMUCounter *c)
     return c->event && (c->counts[0] || c->counts[1]);
 }
 
+/* Whether the overflow of the counter makes its next event write a record. */
+static bool is_precise(CPUX86State *env, const PMUCounter *c)
+{
+    return (env->pmu_pebs_enable >> c->status_bit & 1)
+           && (c->event == &instructions || c->event == &branches || c->event == &conditionals);
+}
+
 /* Hands an interrupt to the local APIC. */
 static void send_interrupt(CPUX86State *env)
 {
@@ -390,9 +406,83 @@ static int64_t meter_budget(int64_t meter)
     return meter >> (2 * PMU_FIELD_BITS);
 }
 
+/* The beginning of the area to which IA32_DS_AREA points. */
+typedef struct DSArea {
+    uint64_t bts[4];
+    uint64_t base, index, end, threshold; /* of the buffer of records */
+    uint64_t reset[INTEL_COUNTERS];
+} DSArea;
+
+/* A record of format 3. */
+typedef struct PEBSRecord {
+    uint64_t flags, ip;
+    uint64_t ax, bx, cx, dx, si, di, bp, sp, r[8];
+    uint64_t counters;
+    uint64_t address, source, latency; /* of memory that was read, which no event here reports */
+    uint64_t event_ip;
+    uint64_t transaction;
+    uint64_t tsc;
+} PEBSRecord;
+
+QEMU_BUILD_BUG_ON(sizeof(PEBSRecord) != 200);
+
+/*
+ * Copies from or to linear addresses, through the present page tables. The area is system
+ * software's like a descriptor table, so CPL does not matter. For a page that is not mapped the
+ * manual only says that records "may not operate properly"; here nothing is copied then.
+ */
+static bool copy_linear(CPUX86State *env, uint64_t linear, void *data, size_t size, bool is_write)
+{
+    return !cpu_memory_rw_debug(env_cpu(env), linear, data, size, is_write);
+}
+
+/*
+ * The counters `due` have overflowed, and the instruction that has just retired is their next
+ * event. Returns whether the record has filled the buffer up to its threshold.
+ */
+static bool write_pebs_record(CPUX86State *env, uint64_t due)
+{
+    const target_ulong *regs = env->regs;
+    PEBSRecord record = {
+        .flags = cpu_compute_eflags(env), .ip = env->eip,
+        .ax = regs[R_EAX], .bx = regs[R_EBX], .cx = regs[R_ECX], .dx = regs[R_EDX],
+        .si = regs[R_ESI], .di = regs[R_EDI], .bp = regs[R_EBP], .sp = regs[R_ESP],
+        .counters = due,
+        .event_ip = env->pmu_last_insn,
+        .tsc = cpu_get_tsc(env),
+    };
+    DSArea area;
+    uint64_t next;
+
+    env->pmu_pebs_armed &= ~due;
+    memcpy(record.r, &regs[8], sizeof(record.r));
+    if (!copy_linear(env, env->pmu_ds_area, &area, sizeof(area), false)) {
+        return false;
+    }
+    next = area.index + sizeof(record);
+    if (area.index < area.base || next > area.end
+        || !copy_linear(env, area.index, &record, sizeof(record), true)
+        || !copy_linear(env, env->pmu_ds_area + offsetof(DSArea, index), &next, sizeof(next),
+                        true)) {
+        return false;
+    }
+    env->msr_global_status &= ~due;
+    for (int i = 0; i < INTEL_COUNTERS; i++) {
+        if (due >> i & 1) {
+            env->msr_gp_counters[i] = area.reset[i] & width_mask(env);
+        }
+    }
+    if (next < area.threshold) {
+        return false;
+    }
+    env->msr_global_status |= STATUS_BUFFER;
+    return true;
+}
+
 /* Adds what was retired since the last time. */
 static void fold(CPUX86State *env)
 {
+    uint64_t due = 0;
     int64_t retired[2], branched[2], decided[2], computed[2]; /* by privilege class */
     int overflows = 0;
 
@@ -411,10 +501,12 @@ static void fold(CPUX86State *env)
     }
     for (int i = 0; i < COUNTERS; i++) {
         PMUCounter c = counter(env, i);
+        uint64_t before;
 
         if (!is_counting(&c)) {
             continue;
         }
+        before = *c.value;
         for (int class = 0; class < 2; class++) {
             if (c.counts[class]) {
                 *c.value += retired[class] * c.event->per_insn
@@ -423,13 +515,20 @@ static void fold(CPUX86State *env)
                             + computed[class] * c.event->per_arithmetic;
             }
         }
+        if (*c.value != before) {
+            due |= env->pmu_pebs_armed & 1ull << c.status_bit;
+        }
         if (*c.value & ~width_mask(env)) {
             *c.value &= width_mask(env);
             if (has_globals(env)) {
                 env->msr_global_status |= 1ull << c.status_bit;
             }
             overflows += c.interrupts;
+            env->pmu_pebs_armed |= (uint64_t)is_precise(env, &c) << c.status_bit;
         }
+    }
+    if (due) {
+        overflows += write_pebs_record(env, due);
     }
     deliver_late_interrupts(env, retired[0] + retired[1]);
     if (overflows) {
@@ -473,7 +572,7 @@ static void grant(CPUX86State *env)
             continue;
         }
         metered = true;
-        room = width_mask(env) - *c.value + 1;
+        room = env->pmu_pebs_armed >> c.status_bit & 1 ? 1 : width_mask(env) - *c.value + 1;
         insns = DIV_ROUND_UP(room, c.event->per_insn + c.event->per_branch
                                        + c.event->per_conditional + c.event->per_arithmetic);
         limit(budget, here, c.counts, insns);
@@ -491,6 +590,7 @@ static void grant(CPUX86State *env)
     }
     env->hflags = deposit32(env->hflags, HF_PMU_SHIFT, 1, metered);
     env->hflags = deposit32(env->hflags, HF_LBR_SHIFT, 1, env->pmu_debugctl & DEBUGCTL_LBR);
+    env->hflags = deposit32(env->hflags, HF_PEBS_SHIFT, 1, env->pmu_pebs_armed != 0);
 }
 
 void pmu_sync(CPUX86State *env)
@@ -533,6 +633,23 @@ void pmu_interrupted(CPUX86State *env, int class, int vector)
     }
     if ((env_archcpu(env)->pmu_habits & HABIT_INTERRUPTS) && (env->hflags & HF_PMU_MASK)) {
         env->pmu_meter[class] -= PMU_COST(1, 0, 0);
+        pmu_sync(env);
+    }
+}
+
+/*
+ * A record is due, so every block has only one instruction where counters count, and begins with
+ * this. The instruction before may have been the event.
+ */
+void helper_pmu_record_due(CPUX86State *env)
+{
+    pmu_sync(env);
+    env->pmu_last_insn = env->eip;
+}
+
+void pmu_about_to_interrupt(CPUX86State *env)
+{
+    if (env->hflags & HF_PEBS_MASK) {
         pmu_sync(env);
     }
 }
@@ -731,13 +848,23 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         error_setg(errp, "pmu-lbr needs an Intel processor with pmu of version 2 or 3");
         return false;
     }
+    if (cpu->has_pmu_pebs && !is_intel(env)) {
+        error_setg(errp, "pmu-pebs needs an Intel processor with pmu");
+        return false;
+    }
     return read_habits(cpu, errp);
 }
 
-/* Whether there are IA32_PERF_CAPABILITIES and IA32_DEBUGCTL. */
-static bool has_capabilities(X86CPU *cpu)
+/* Whether there is IA32_DEBUGCTL. */
+static bool has_debugctl(X86CPU *cpu)
 {
     return cpu->has_pmu_lbr || (cpu->pmu_habits & HABIT_FREEZE);
+}
+
+/* Whether there is IA32_PERF_CAPABILITIES. */
+static bool has_capabilities(X86CPU *cpu)
+{
+    return has_debugctl(cpu) || cpu->has_pmu_pebs;
 }
 
 void pmu_reset(X86CPU *cpu)
@@ -747,7 +874,10 @@ void pmu_reset(X86CPU *cpu)
     if (has_globals(env)) {
         env->msr_global_ctrl = general_mask(env);
     }
-    env->pmu_capabilities = cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0;
+    env->pmu_capabilities = (cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0) |
+                            (cpu->has_pmu_pebs ? PEBS_TRAP | PEBS_REGISTERS | PEBS_FORMAT : 0);
+    env->pmu_pebs_enable = env->pmu_pebs_armed = 0;
+    env->pmu_ds_area = 0;
     env->pmu_debugctl = 0;
     if (cpu->pmu_habits & HABIT_FREEZE) {
         env->pmu_debugctl = DEBUGCTL_FREEZE_COUNTERS;
@@ -760,7 +890,8 @@ void pmu_reset(X86CPU *cpu)
 
 uint64_t pmu_misc_enable(X86CPU *cpu)
 {
-    return is_intel(&cpu->env) ? MISC_ENABLE_PMU | MISC_ENABLE_NO_BTS | MISC_ENABLE_NO_PEBS : 0;
+    return is_intel(&cpu->env) ? MISC_ENABLE_PMU | MISC_ENABLE_NO_BTS |
+                                 (cpu->has_pmu_pebs ? 0 : MISC_ENABLE_NO_PEBS) : 0;
 }
 
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
@@ -802,9 +933,15 @@ void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint
     *ecx = *edx = 0;
 }
 
-uint32_t pmu_cpuid_pdcm(X86CPU *cpu)
+uint32_t pmu_cpuid_leaf_1_ecx(X86CPU *cpu)
 {
-    return has_capabilities(cpu) ? CPUID_EXT_PDCM : 0;
+    return (has_capabilities(cpu) ? CPUID_EXT_PDCM : 0) |
+           (cpu->has_pmu_pebs ? CPUID_EXT_DTES64 : 0);
+}
+
+uint32_t pmu_cpuid_leaf_1_edx(X86CPU *cpu)
+{
+    return cpu->has_pmu_pebs ? CPUID_DTS : 0;
 }
 
 /* The same for AMD as below. */
@@ -858,6 +995,20 @@ static uint64_t *find_lbr_msr(CPUX86State *env, uint32_t msr, uint64_t *writable
     return NULL;
 }
 
+/* The same for PEBS. */
+static uint64_t *find_pebs_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
+{
+    switch (msr) {
+    case PEBS_ENABLE:
+        *writable = PEBS_COUNTERS & general_mask(env);
+        return &env->pmu_pebs_enable;
+    case DS_AREA:
+        *writable = UINT64_MAX;
+        return &env->pmu_ds_area;
+    }
+    return NULL;
+}
+
 /* Where a register is kept, and which bits of it software may set; NULL if there is no such. */
 static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
 {
@@ -893,7 +1044,10 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
             return has_capabilities(env_archcpu(env)) ? &env->pmu_capabilities : NULL;
         case DEBUGCTL:
             *writable = UINT64_MAX;
-            return has_capabilities(env_archcpu(env)) ? &env->pmu_debugctl : NULL;
+            return has_debugctl(env_archcpu(env)) ? &env->pmu_debugctl : NULL;
+        }
+        if (env_archcpu(env)->has_pmu_pebs && (msr == PEBS_ENABLE || msr == DS_AREA)) {
+            return find_pebs_msr(env, msr, writable);
         }
         if (env_archcpu(env)->has_pmu_lbr) {
             return find_lbr_msr(env, msr, writable);
@@ -936,7 +1090,8 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     if (!reg) {
         return PMU_NOT_MINE;
     }
-    if ((val & ~writable) || !writable || is_left_out(env, msr)) {
+    if ((val & ~writable) || !writable || is_left_out(env, msr)
+        || (reg == &env->pmu_ds_area && sextract64(val, 0, 48) != val)) {
         return PMU_FAULT;
     }
     fold(env);
@@ -953,6 +1108,7 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     } else {
         *reg = val;
     }
+    env->pmu_pebs_armed &= env->pmu_pebs_enable;
     grant(env);
     return PMU_DONE;
 }
