@@ -28,7 +28,7 @@ pub const DIMENSIONS: &[Dimension] = &[
         numbers: &[8, 100, 1_000, 10_000],
     },
     Dimension { name: "users", of: "users who have counters", numbers: &[1, 4, 16, 64] },
-    Dimension { name: "counters", of: "counters of the thread", numbers: &[1, 2, 3, 4, 5, 6] },
+    Dimension { name: "counters", of: "counters of the thread", numbers: &[1, 2, 4, 6] },
 ];
 
 /// How a cost may grow.

@@ -31,7 +31,7 @@ use crate::sleepers::Sleepers;
 const THREADS: [usize; 4] = [8, 100, 1_000, 10_000];
 /// The numbers of users that have counters meanwhile.
 const USERS: [usize; 4] = [1, 4, 16, 64];
-/// The counters of one thread, of which the first ones are used. Two have fixed counters.
+/// The counters of one thread, of which the first ones are used. Two of them are fixed ones.
 const COUNTERS: [Event; 6] = [
     Event::INSTRUCTIONS.user(),
     Event::CYCLES.user(),
@@ -40,6 +40,8 @@ const COUNTERS: [Event; 6] = [
     Event::BRANCHES.user(),
     Event::BRANCHES.user(),
 ];
+/// The numbers of them that are used.
+const NUMBERS_OF_COUNTERS: [usize; 4] = [1, 2, 4, 6];
 /// The threads that count beside everything that is not about threads.
 const FEW: usize = 8;
 /// More descriptors than threads.
@@ -140,7 +142,7 @@ fn by_users() -> Result<()> {
 
 fn by_counters() -> Result<()> {
     let sleepers = Sleepers::start(FEW, sleepers::all_root)?;
-    for number in 1..=COUNTERS.len() {
+    for number in NUMBERS_OF_COUNTERS {
         Operations { at: At("counters", number), events: &COUNTERS[..number] }.measure()?;
     }
     sleepers.end()
