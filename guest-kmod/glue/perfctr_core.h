@@ -813,7 +813,7 @@ extern void perfctr_glue_put_container(uint64_t container);
 extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
 /*
- * Returns a user of a container, or null if the user has no counters.
+ * Returns a user of a container, or null if the list does not have it or it is being freed.
  */
 const struct perfctr_core_user *perfctr_core_user_find(uint64_t container, uint32_t uid);
 
@@ -824,12 +824,18 @@ int perfctr_core_user_get(uint64_t container,
                           uint32_t uid,
                           bool is_initial,
                           uint32_t owner,
-                          const struct perfctr_core_user **found);
+                          const struct perfctr_core_user **found,
+                          const struct perfctr_core_user **to_free);
 
 /*
- * Frees users that have no counters, and whose pages the hypervisor has unpinned.
+ * Takes users out of the list that have no counters, and whose pages the hypervisor has unpinned.
  */
-void perfctr_core_users_take_back(void);
+const struct perfctr_core_user *perfctr_core_users_take_back(void);
+
+/*
+ * Frees users that were taken out of the list.
+ */
+void perfctr_core_users_free(const struct perfctr_core_user *first);
 
 /*
  * Makes a possible vCPU. Returns null if there is no memory.
@@ -872,14 +878,14 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 extern int perfctr_glue_watch_begin(void);
 
 /*
- * Notes that somebody may need registered pages from now on, and begins to watch switches first.
+ * Adds a watcher, and begins to watch switches first if they are not watched.
  */
 int perfctr_core_watch_join(void);
 
 /*
- * Adds a watcher if there is one already; see Watch::join_others. C needs no lock.
+ * Adds a watcher if switches are watched; see Watch::join. C needs no lock.
  */
-bool perfctr_core_watch_join_others(void);
+bool perfctr_core_watch_join_if_watched(void);
 
 /*
  * Removes a watcher; see Watch::leave.

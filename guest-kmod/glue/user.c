@@ -13,8 +13,8 @@
 #include "perfctr.h"
 
 /*
- * Protects the core's list of users. The core finds a user who has counters
- * without this lock.
+ * Protects the core's list of users. The core finds a user in the list without
+ * this lock.
  */
 static DEFINE_MUTEX(perfctr_users_lock);
 
@@ -48,11 +48,15 @@ void perfctr_glue_put_container(u64 container)
 	put_pid_ns((struct pid_namespace *)(unsigned long)container);
 }
 
+/* Users are freed without the lock, since that takes an RCU grace period. */
 static void perfctr_users_take_back(struct work_struct *unused)
 {
+	const struct perfctr_core_user *users;
+
 	mutex_lock(&perfctr_users_lock);
-	perfctr_core_users_take_back();
+	users = perfctr_core_users_take_back();
 	mutex_unlock(&perfctr_users_lock);
+	perfctr_core_users_free(users);
 }
 
 static DECLARE_DELAYED_WORK(perfctr_users_work, perfctr_users_take_back);
@@ -105,7 +109,7 @@ int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 			  struct task_struct *task)
 {
 	struct pid_namespace *container = perfctr_container_get(task);
-	const struct perfctr_core_user *user;
+	const struct perfctr_core_user *user, *to_free = NULL;
 	u64 address = (unsigned long)container;
 	const struct cred *cred;
 	int err = 0;
@@ -121,8 +125,9 @@ int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 		err = perfctr_core_user_get(address, __kuid_val(cred->euid),
 					    container == &init_pid_ns,
 					    __kuid_val(perfctr_owner(cred)),
-					    &user);
+					    &user, &to_free);
 		mutex_unlock(&perfctr_users_lock);
+		perfctr_core_users_free(to_free);
 	}
 	put_cred(cred);
 	return err ? err : perfctr_core_thread_init(core, tid, user);

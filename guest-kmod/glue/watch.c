@@ -38,7 +38,7 @@ int perfctr_glue_watch(void)
 {
 	int err;
 
-	if (perfctr_core_watch_join_others())
+	if (perfctr_core_watch_join_if_watched())
 		return 0;
 	mutex_lock(&perfctr_watch_lock);
 	err = perfctr_core_watch_join();

@@ -22,7 +22,6 @@ pub mod numbers;
 pub mod overflow;
 pub mod perf;
 pub mod policy;
-mod refcount;
 pub mod report;
 pub mod requests;
 pub mod restore;

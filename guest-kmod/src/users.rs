@@ -12,7 +12,6 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use shared_abi::Errno;
 
-use crate::refcount::increment_unless_zero;
 use crate::shown::ROOT_UID;
 use crate::watch::UNWATCH_DELAY_MS;
 
@@ -32,23 +31,25 @@ pub const fn may_add(owner: u32, users: usize) -> Result<(), Errno> {
     if users < USERS_OF_OWNER_MAX || owner == ROOT_UID { Ok(()) } else { Err(Errno::NOSPC) }
 }
 
+/// Stands for the counters of a user who is being freed.
+const FREED: u32 = u32::MAX;
+
 /// How many counters a user has.
 #[derive(Debug, Default)]
 pub struct UsersCounters(AtomicU32);
 
 impl UsersCounters {
-    /// Returns whether the user has no counters. The kernel holds its lock of users, without which
-    /// nobody gives a user the first ones.
-    pub fn is_idle(&self) -> bool {
+    /// Lets a user who has no counters be freed, and returns whether it has none. From then on it
+    /// gets none, until it [stays](Self::stays). The kernel holds its lock of users.
+    pub fn may_free(&self) -> bool {
         // ATOMICS: pairs with `counters_returned`, so that everything that was done with the user
         // happens before the user is freed.
-        self.0.load(Acquire) == 0
+        self.0.compare_exchange(0, FREED, Acquire, Relaxed).is_ok()
     }
 
-    /// Gives further counters to a user who already has some, without the kernel's lock of users.
-    /// Returns whether the user had any: a user without counters may be about to be freed.
-    pub fn give_more(&self) -> bool {
-        increment_unless_zero(&self.0)
+    /// Notes that the user is not freed after all. The kernel holds its lock of users.
+    pub fn stays(&self) {
+        self.0.store(0, Relaxed);
     }
 }
 
@@ -68,17 +69,21 @@ impl IdleUsers {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// Notes that a user was given counters. The kernel holds its lock of users.
-    pub fn counters_given(&self, counters: &UsersCounters) {
-        if counters.0.fetch_add(1, Relaxed) == 0 {
+    /// Gives counters to a user, and returns whether the user gets them: one who is being freed
+    /// does not. The caller needs no lock, so that threads wait for nobody when they get counters.
+    pub fn give_counters(&self, counters: &UsersCounters) -> bool {
+        let more = |counters: u32| counters.checked_add(1).filter(|&more| more != FREED);
+        let given = counters.0.fetch_update(Relaxed, Relaxed, more);
+        if given == Ok(0) {
             self.0.fetch_sub(1, Relaxed);
         }
+        given.is_ok()
     }
 
     /// Notes that a user has returned counters. If it has none any more, returns the time after
     /// which its pages have to be taken back unless it has counters again, unit: ms.
     pub fn counters_returned(&self, counters: &UsersCounters) -> Option<u32> {
-        // ATOMICS: pairs with `is_idle`.
+        // ATOMICS: pairs with `may_free`.
         if counters.0.fetch_sub(1, Release) != 1 {
             return None;
         }
@@ -105,29 +110,34 @@ mod tests {
         let (idle, counters) = (IdleUsers::new(), UsersCounters::default());
         idle.user_made();
         for _ in 0..2 {
-            assert!(counters.is_idle());
-            idle.counters_given(&counters);
-            idle.counters_given(&counters);
+            assert!(idle.give_counters(&counters) && idle.give_counters(&counters));
+            assert_eq!(idle.0.load(Relaxed), 0);
             assert_eq!(idle.counters_returned(&counters), None);
-            assert!(!counters.is_idle());
+            assert!(!counters.may_free());
             assert_eq!(idle.counters_returned(&counters), Some(UNWATCH_DELAY_MS));
         }
-        assert!(counters.is_idle());
+        assert!(counters.may_free());
         idle.user_freed();
         assert_eq!(idle.0.load(Relaxed), 0);
     }
 
     #[test]
-    fn a_user_without_counters_gets_none_without_the_lock() {
+    fn a_user_who_is_being_freed_gets_no_counters_until_it_stays() {
         let (idle, counters) = (IdleUsers::new(), UsersCounters::default());
         idle.user_made();
-        assert!(!counters.give_more());
-        assert!(counters.is_idle());
-        idle.counters_given(&counters);
-        assert!(counters.give_more());
-        assert_eq!(idle.counters_returned(&counters), None);
-        assert!(idle.counters_returned(&counters).is_some() && counters.is_idle());
-        assert!(!counters.give_more());
+        assert!(counters.may_free());
+        assert!(!idle.give_counters(&counters));
+        assert!(!counters.may_free(), "it is being freed already");
+        counters.stays();
+        assert!(idle.give_counters(&counters) && !counters.may_free());
+        assert_eq!(idle.counters_returned(&counters), Some(UNWATCH_DELAY_MS));
+    }
+
+    #[test]
+    fn a_number_of_counters_never_looks_like_a_user_who_is_being_freed() {
+        let (idle, counters) = (IdleUsers::new(), UsersCounters(AtomicU32::new(FREED - 1)));
+        assert!(!idle.give_counters(&counters));
+        assert_eq!(counters.0.load(Relaxed), FREED - 1);
     }
 
     #[test]
@@ -143,7 +153,7 @@ mod tests {
         let users: Vec<_> = (0..IDLE_USERS_MAX + 2).map(|_| UsersCounters::default()).collect();
         for user in &users {
             idle.user_made();
-            idle.counters_given(user);
+            assert!(idle.give_counters(user));
         }
         let delays: Vec<_> = users.iter().map(|user| idle.counters_returned(user)).collect();
         let (kept, more) = delays.split_at(IDLE_USERS_MAX as usize);
@@ -151,7 +161,7 @@ mod tests {
         assert_eq!(more, [Some(0), Some(0)]);
 
         // One of them comes back, and one goes: then there is room again.
-        idle.counters_given(&users[3]);
+        assert!(idle.give_counters(&users[3]));
         idle.user_freed();
         assert_eq!(
             idle.counters_returned(&users[3]),
@@ -159,7 +169,7 @@ mod tests {
             "one more than may keep their pages"
         );
         idle.user_freed();
-        idle.counters_given(&users[4]);
+        assert!(idle.give_counters(&users[4]));
         assert_eq!(idle.counters_returned(&users[4]), Some(UNWATCH_DELAY_MS));
     }
 }

@@ -6,9 +6,7 @@
 //! registers a page. When there is no watcher any more, each CPU takes its page back, and then the
 //! watch ends.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-
-use crate::refcount::increment_unless_zero;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// How long counters that nobody reads keep running, unit: ms.
 ///
@@ -22,66 +20,79 @@ pub const STOP_DELAY_MS: u32 = 100;
 /// because it patches code on all CPUs.
 pub const UNWATCH_DELAY_MS: u32 = 10_000;
 
+/// One bit of the state: switches are watched.
+const WATCHING: u64 = 1 << 63;
+/// The low bits of the state: the number of watchers.
+const WATCHERS: u64 = 0xffff_ffff;
+/// What joining adds to the state: a watcher, and one to the number of those who have joined so
+/// far, which is between the other two.
+const JOIN: u64 = 1 << 32 | 1;
+
 /// The state of the watch: how many watchers there are, and whether switches are watched.
+///
+/// All of it is one word, so that a watcher joins without a lock, and the watch still does not end
+/// while anybody joins.
 #[derive(Debug, Default)]
-pub struct Watch {
-    watchers: AtomicU32,
-    watching: AtomicBool,
-}
+pub struct Watch(AtomicU64);
+
+/// A moment at which switches were watched and there was no watcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwanted(u64);
 
 impl Watch {
     /// Makes the state in which switches are not watched.
     pub const fn new() -> Self {
-        Self { watchers: AtomicU32::new(0), watching: AtomicBool::new(false) }
+        Self(AtomicU64::new(0))
     }
 
     /// Returns whether the watch has to begin before a watcher is added. C holds its lock of the
     /// watch.
     pub fn must_begin(&self) -> bool {
-        !self.watching.load(SeqCst)
+        self.0.load(SeqCst) & WATCHING == 0
     }
 
     /// Notes that switches are watched from now on. C holds its lock of the watch.
     pub fn began(&self) {
-        self.watching.store(true, SeqCst);
+        self.0.fetch_or(WATCHING, SeqCst);
     }
 
-    /// Adds a watcher. C holds its lock of the watch.
-    pub fn join(&self) {
-        self.watchers.fetch_add(1, SeqCst);
-    }
-
-    /// Adds a watcher if there are others, and returns whether there are. The watch has begun then,
-    /// and does not end. The caller needs no lock, so that threads get counters at the same time.
-    pub fn join_others(&self) -> bool {
-        increment_unless_zero(&self.watchers)
+    /// Adds a watcher if switches are watched, and returns whether they are. The watch does not end
+    /// then until the watcher [leaves](Self::leave). The caller needs no lock, so that a thread
+    /// waits for nobody when it gets counters.
+    pub fn join(&self) -> bool {
+        let join = |state: u64| {
+            let joined = state.wrapping_add(JOIN) & !WATCHING | WATCHING;
+            (state & WATCHING != 0).then_some(joined)
+        };
+        self.0.fetch_update(SeqCst, SeqCst, join).is_ok()
     }
 
     /// Removes one watcher.
     pub fn leave(&self) {
-        self.watchers.fetch_sub(1, SeqCst);
+        self.0.fetch_sub(1, SeqCst);
     }
 
     /// Returns whether there is no watcher, so that a CPU is to take its page back. The CPU itself
     /// asks this, because a watcher may have been added meanwhile.
     pub fn is_idle(&self) -> bool {
-        self.watchers.load(SeqCst) == 0
+        self.0.load(SeqCst) & WATCHERS == 0
     }
 
-    /// Returns whether the watch may end as soon as no page is registered. C holds its lock of the
-    /// watch.
-    pub fn may_end(&self) -> bool {
-        self.watching.load(SeqCst) && self.is_idle()
+    /// Returns the present moment if the watch may end as soon as no page is registered. C holds
+    /// its lock of the watch.
+    pub fn may_end(&self) -> Option<Unwanted> {
+        let state = self.0.load(SeqCst);
+        (state & WATCHING != 0 && state & WATCHERS == 0).then_some(Unwanted(state))
     }
 
-    /// Ends the watch if there is no watcher and no page is `shown`. Returns whether it has ended.
-    /// The watch does not end while the hypervisor keeps a page. C holds its lock of the watch.
-    pub fn end(&self, shown: bool) -> bool {
-        let ends = self.may_end() && !shown;
-        if ends {
-            self.watching.store(false, SeqCst);
-        }
-        ends
+    /// Ends the watch if there has been no watcher since `moment`, and no page was `shown` after
+    /// it. Returns whether it has ended. The watch does not end while the hypervisor keeps a page.
+    /// C holds its lock of the watch.
+    pub fn end(&self, moment: Unwanted, shown: bool) -> bool {
+        let Unwanted(state) = moment;
+        // Somebody may have joined, registered a page and left since the caller looked at pages.
+        // The number of those who have joined tells that.
+        !shown && self.0.compare_exchange(state, state & !WATCHING, SeqCst, SeqCst).is_ok()
     }
 }
 
@@ -89,47 +100,58 @@ impl Watch {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_watch_lasts_while_somebody_needs_pages() {
+    fn watched() -> Watch {
         let watch = Watch::new();
-        assert!(watch.must_begin() && !watch.may_end());
+        assert!(watch.must_begin() && watch.may_end().is_none());
+        assert!(!watch.join(), "switches are not watched");
         watch.began();
-        watch.join();
-        watch.join();
-        assert!(!watch.must_begin());
-        watch.leave();
-        assert!(!watch.is_idle() && !watch.may_end() && !watch.end(false));
-        watch.leave();
-        assert!(watch.is_idle() && watch.may_end());
-        assert!(!watch.end(true), "a page is registered still");
-        assert!(!watch.must_begin());
-        assert!(watch.end(false));
-        assert!(watch.must_begin(), "the next one begins it again");
-        assert!(!watch.end(false), "it has ended already");
+        watch
     }
 
     #[test]
-    fn others_are_joined_while_there_are_any() {
-        let watch = Watch::new();
-        assert!(!watch.join_others(), "nobody watches");
-        watch.began();
-        assert!(!watch.join_others(), "the watch may be about to end");
-        watch.join();
-        assert!(watch.join_others());
+    fn the_watch_lasts_while_somebody_needs_pages() {
+        let watch = watched();
+        assert!(watch.join() && watch.join());
+        assert!(!watch.must_begin());
         watch.leave();
-        assert!(!watch.is_idle());
+        assert!(!watch.is_idle() && watch.may_end().is_none());
         watch.leave();
-        assert!(watch.is_idle() && !watch.join_others());
+        assert!(watch.is_idle());
+        let moment = watch.may_end().unwrap();
+        assert!(!watch.end(moment, true), "a page is registered still");
+        assert!(!watch.must_begin());
+        assert!(watch.end(moment, false));
+        assert!(watch.must_begin(), "the next one begins it again");
+        assert!(!watch.end(moment, false) && watch.may_end().is_none(), "it has ended already");
+        assert!(!watch.join());
+    }
+
+    #[test]
+    fn nobody_needs_a_lock_to_join_while_switches_are_watched() {
+        let watch = watched();
+        for _ in 0..3 {
+            assert!(watch.is_idle() && watch.join());
+            watch.leave();
+        }
+        assert!(watch.is_idle() && !watch.must_begin());
     }
 
     #[test]
     fn somebody_who_joins_in_time_keeps_the_watch() {
-        let watch = Watch::new();
-        watch.began();
-        watch.join();
+        let watch = watched();
+        let moment = watch.may_end().unwrap();
+        assert!(watch.join());
+        assert!(!watch.is_idle() && !watch.end(moment, false) && !watch.must_begin());
         watch.leave();
-        assert!(watch.may_end());
-        watch.join();
-        assert!(!watch.is_idle() && !watch.end(false) && !watch.must_begin());
+        assert!(!watch.end(moment, false), "a page that was registered meanwhile may be there");
+        assert!(watch.end(watch.may_end().unwrap(), false));
+    }
+
+    #[test]
+    fn the_number_of_those_who_have_joined_begins_anew() {
+        let watch = Watch(AtomicU64::new(u64::MAX - WATCHERS));
+        assert!(watch.join() && !watch.is_idle() && !watch.must_begin());
+        watch.leave();
+        assert_eq!(watch.may_end(), Some(Unwanted(WATCHING)));
     }
 }

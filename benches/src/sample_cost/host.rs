@@ -13,10 +13,10 @@ use shared_abi::hypercall::{PLACE_USER, SAMPLES_MAX};
 use shared_abi::limits::PAGE_BYTES;
 use vm_tests::profile::{OUTSIDE_ONLY, Profile, RING_0_ONLY};
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc, live, receive, send};
+use vm_tests::work::Work;
 use vm_tests::xen::Xen;
 
 use super::stack::{self, Modes, Stack};
-use super::tally::Tally;
 use super::{
     ATTEMPTS, PERIOD, SAMPLES, median, median_switch, median_with_and_without, print, sample,
     samples_of_user_mode, take_idle_turns, take_turns,
@@ -71,12 +71,12 @@ fn on_xen(profile: &Profile<'_>) -> Result<()> {
     let cost = median(|| {
         profile.start(OUTSIDE_ONLY, PERIOD, CPUS)?;
         work()?;
-        let before = Tally::read();
+        let before = Work::read();
         for _ in 0..FULL_CALLS {
             let count = profile.some(CPU)?.count as usize;
             ensure!(count == SAMPLES_MAX, "{count} samples found, {SAMPLES_MAX} expected");
         }
-        let grown = Tally::read() - before;
+        let grown = Work::read() - before;
         profile.stop()?;
         Ok(grown.per(FULL_CALLS * SAMPLES_MAX as u64))
     })?;
@@ -91,11 +91,11 @@ fn sampled(
     evntsel: u64,
     period: u64,
     work: impl Fn() -> Result<()>,
-) -> Result<(Tally, u64)> {
+) -> Result<(Work, u64)> {
     profile.start(evntsel, period, CPUS)?;
-    let before = Tally::read();
+    let before = Work::read();
     work()?;
-    let grown = Tally::read() - before;
+    let grown = Work::read() - before;
     Ok((grown, taken(profile, |_, _| true)?))
 }
 
@@ -120,10 +120,10 @@ fn on_linux() -> Result<()> {
         ("of user mode", Modes::User, &region),
     ] {
         sample(&format!("{SAMPLE}: perf_event, {what}"), SAMPLES, |period| {
-            let mut grown = Ok(Tally::default());
+            let mut grown = Ok(Work::default());
             let records = stack::perf_of_cpu(modes, period, &mut || {
-                let before = Tally::read();
-                grown = work().map(|()| Tally::read() - before);
+                let before = Work::read();
+                grown = work().map(|()| Work::read() - before);
             })?;
             Ok((grown?, records.count()?))
         })?;
@@ -132,9 +132,9 @@ fn on_linux() -> Result<()> {
         let mut outcome = Ok(());
         let records = stack::perf_of_cpu(Modes::User, PERIOD, &mut || outcome = region())?;
         outcome?;
-        let before = Tally::read();
+        let before = Work::read();
         let number = records.count()?;
-        Ok((Tally::read() - before).per(number))
+        Ok((Work::read() - before).per(number))
     })?;
     print(&format!("{READING}: perf_event, from its memory"), "", &cost);
     Ok(())
@@ -154,9 +154,9 @@ fn map_memory(times: u64) -> Result<()> {
 /// samples, and half a period more.
 fn times_for_samples() -> Result<u64> {
     const TIMES: u64 = 2_000;
-    let before = Tally::read();
+    let before = Work::read();
     map_memory(TIMES)?;
-    let spent = (Tally::read() - before).ring0();
+    let spent = (Work::read() - before).ring0();
     Ok(((2 * SAMPLES + 1) * PERIOD / 2 * TIMES).div_ceil(spent))
 }
 
@@ -176,7 +176,7 @@ pub fn beside_tenant() -> Result<()> {
         let answer = tenant.receive_within(BETWEEN_LOOKS, PATIENCE)?;
         let numbers = serde_json::from_value(answer.clone()).with_context(|| answer.to_string())?;
         let samples = taken(&profile, |of, mode| of == domain && mode == PLACE_USER)?;
-        Ok((Tally::of(numbers), samples))
+        Ok((Work::of(numbers), samples))
     })?;
     tenant.destroy()
 }
@@ -191,9 +191,9 @@ pub fn tenant() -> Result<()> {
         send(&json!(READY));
         loop {
             receive()?;
-            let before = Tally::read();
+            let before = Work::read();
             samples_of_user_mode().execute(&mut 0);
-            send(&json!((Tally::read() - before).numbers()));
+            send(&json!((Work::read() - before).numbers()));
         }
     })
     .map(drop)

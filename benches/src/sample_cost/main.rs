@@ -13,36 +13,28 @@
 mod host;
 mod operations;
 mod stack;
-mod tally;
 
-use std::io::{Read, Write, pipe};
 use std::path::Path;
 use std::thread::{self, sleep};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::getppid;
 use vm_tests::region::Region;
-use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::threads::cpus;
+use vm_tests::turns::{self, FIRST_TURNS, SWITCHES_IN_TURN};
+use vm_tests::work::{self, PerTime, Work};
 use vm_tests::{module, users};
 
 use stack::Stack;
-use tally::{PerTime, Tally};
 
 const PERIOD: u64 = 100_003;
 const SAMPLES: u64 = 500;
 /// A period that is too long to end.
 const NEVER: u64 = 1 << 30;
-/// The number of times that two threads wait for each other in one attempt.
-const TURNS: u64 = 500;
 /// The number of attempts with counters, and without.
 const ATTEMPTS: u64 = 24;
-/// The number of switches in a turn: one to the other thread, and one back.
-const SWITCHES_IN_TURN: u64 = 2;
 /// The number of system calls that do nothing.
 const CALLS: u64 = 20_000;
-/// The number of times that they do so before measuring.
-const FIRST_TURNS: u64 = 100;
 
 fn main() -> Result<()> {
     let what = std::env::args().nth(1);
@@ -51,7 +43,7 @@ fn main() -> Result<()> {
         return host::tenant();
     }
     print!("{:<42}{:>9}", "", "told/due");
-    Tally::NAMES.iter().for_each(|name| print!("{name:>9}"));
+    Work::NAMES.iter().for_each(|name| print!("{name:>9}"));
     println!();
     // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
     std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
@@ -102,9 +94,9 @@ fn check_tally() -> Result<()> {
     let instructions = |iterations| {
         let region = Region { first: iterations, second: iterations };
         let spent = || {
-            let before = Tally::read();
+            let before = Work::read();
             region.execute(&mut 0);
-            (Tally::read() - before).outside_ring0() - region.instructions()
+            (Work::read() - before).outside_ring0() - region.instructions()
         };
         // Some of the attempts are not interrupted.
         (0..100).map(|_| spent()).min()
@@ -141,7 +133,7 @@ fn samples_of_user_mode() -> Region {
 fn sample(
     name: &str,
     least: u64,
-    mut execute: impl FnMut(u64) -> Result<(Tally, u64)>,
+    mut execute: impl FnMut(u64) -> Result<(Work, u64)>,
 ) -> Result<u64> {
     // The first time, memory and code are not mapped yet.
     execute(PERIOD).with_context(|| name.to_owned())?;
@@ -160,12 +152,12 @@ fn sample(
 
 /// Executes a region while something counts or samples it. Returns what the machine did, and the
 /// number of samples.
-fn execute(stack: Stack, period: u64, region: Region) -> Result<(Tally, u64)> {
-    let mut grown = Tally::default();
+fn execute(stack: Stack, period: u64, region: Region) -> Result<(Work, u64)> {
+    let mut grown = Work::default();
     let taken = stack(period, &mut || {
-        let before = Tally::read();
+        let before = Work::read();
         region.execute(&mut 0);
-        grown = Tally::read() - before;
+        grown = Work::read() - before;
     })?;
     Ok((grown, taken))
 }
@@ -190,8 +182,8 @@ fn sample_each_instruction(name: &str, stack: Stack) -> Result<()> {
 /// Measures what a system call that does nothing costs a thread that counts user mode with four
 /// counters, in addition to what it costs a thread without counters.
 fn system_call(name: &str, stack: Stack) -> Result<()> {
-    let execute = |stack: Stack| -> Result<Tally> {
-        let mut grown = Tally::default();
+    let execute = |stack: Stack| -> Result<Work> {
+        let mut grown = Work::default();
         stack(0, &mut || {
             let calls = |calls| {
                 for _ in 0..calls {
@@ -200,9 +192,9 @@ fn system_call(name: &str, stack: Stack) -> Result<()> {
             };
             // What is executed only once is over by then.
             calls(FIRST_TURNS);
-            let before = Tally::read();
+            let before = Work::read();
             calls(CALLS);
-            grown = Tally::read() - before;
+            grown = Work::read() - before;
         })?;
         Ok(grown)
     };
@@ -234,7 +226,7 @@ fn switch_bystanders() -> Result<()> {
 }
 
 /// Does [`take_turns`] with two threads without counters, while the calling thread has counters.
-fn take_turns_beside(stack: Stack) -> Result<Vec<Tally>> {
+fn take_turns_beside(stack: Stack) -> Result<Vec<Work>> {
     let mut grown = Vec::new();
     stack(0, &mut || {
         // The third thread counts until it sleeps.
@@ -264,7 +256,7 @@ fn switch_users() -> Result<()> {
 
 /// Measures what a switch costs of threads that take turns in this way, in addition to one of the
 /// threads `idle`, which have no counters, when nobody has counters.
-fn beside_idle(idle: [Stack; 2], take: impl FnMut() -> Result<Vec<Tally>>) -> Result<PerTime> {
+fn beside_idle(idle: [Stack; 2], take: impl FnMut() -> Result<Vec<Work>>) -> Result<PerTime> {
     median_with_and_without(take, || take_idle_turns(idle))
 }
 
@@ -284,8 +276,8 @@ fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
 /// Schedulers take one of several ways at each switch. Xen's ways differ by 1,500 instructions, and
 /// Linux's by some hundreds. Each has one that it takes in most turns.
 fn median_with_and_without(
-    mut with: impl FnMut() -> Result<Vec<Tally>>,
-    mut without: impl FnMut() -> Result<Vec<Tally>>,
+    mut with: impl FnMut() -> Result<Vec<Work>>,
+    mut without: impl FnMut() -> Result<Vec<Work>>,
 ) -> Result<PerTime> {
     let mut turns = [Vec::new(), Vec::new()];
     for _ in 0..ATTEMPTS {
@@ -297,18 +289,14 @@ fn median_with_and_without(
 }
 
 /// Returns what a switch of the median turn costs, for each number.
-fn median_switch(turns: &[Tally]) -> PerTime {
+fn median_switch(turns: &[Work]) -> PerTime {
     let each: Vec<PerTime> = turns.iter().map(|turn| turn.per(SWITCHES_IN_TURN)).collect();
     median_of(&each)
 }
 
 /// Returns the median of each number.
 fn median_of(all: &[PerTime]) -> PerTime {
-    std::array::from_fn(|number| {
-        let mut of_all: Vec<f64> = all.iter().map(|numbers| numbers[number]).collect();
-        of_all.sort_by(f64::total_cmp);
-        of_all[all.len() / 2]
-    })
+    std::array::from_fn(|number| work::median(all.iter().map(|numbers| numbers[number]).collect()))
 }
 
 /// Compares several times, and returns the median of each number. What the guest or the hypervisor
@@ -334,58 +322,16 @@ fn switch_beside_module() -> Result<()> {
 }
 
 /// Does [`take_turns`] when nobody has had counters for a while.
-fn take_idle_turns(stacks: [Stack; 2]) -> Result<Vec<Tally>> {
+fn take_idle_turns(stacks: [Stack; 2]) -> Result<Vec<Work>> {
     sleep(module::UNWATCHED_AFTER);
     take_turns(stacks, 0)
 }
 
-/// Has two threads take turns, each on a CPU of its own if there are two. Returns what the machine
-/// did in each turn.
-fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<Vec<Tally>> {
-    let ((mut ball, mut away), (mut back, mut home)) = (pipe()?, pipe()?);
-    let all = cpus()?;
-    let (first, last) = (all.first().copied().unwrap_or(0), all.last().copied().unwrap_or(0));
-    thread::scope(|scope| {
-        let other = scope.spawn(move || {
-            run_on(SELF, &[last])?;
-            there(period, &mut || {
-                for _ in 0..FIRST_TURNS + TURNS {
-                    ball.read_exact(&mut [0]).expect("the first thread writes");
-                    home.write_all(&[0]).expect("the first thread reads");
-                }
-            })
-        });
-        let (mut turns, mut switches) = (Vec::with_capacity(TURNS as usize), 0);
-        run_on(SELF, &[first])?;
-        here(period, &mut || {
-            let mut turn = || {
-                away.write_all(&[0]).expect("the other thread reads");
-                back.read_exact(&mut [0]).expect("the other thread writes");
-            };
-            // From then on the other thread counts, too.
-            (0..FIRST_TURNS).for_each(|_| turn());
-            let first = context_switches();
-            for _ in 0..TURNS {
-                let before = Tally::read();
-                turn();
-                turns.push(Tally::read() - before);
-            }
-            switches = context_switches() - first;
-        })?;
-        other.join().expect("no thread panics")?;
-        run_on(SELF, &all)?;
-        // Where each thread has a vCPU, a few of them have not gone to sleep when their turn comes.
-        let expected = SWITCHES_IN_TURN * TURNS * 9 / 10;
-        ensure!(switches >= expected, "{switches} switches, at least {expected} expected");
-        Ok(turns)
-    })
-}
-
-/// Returns the sum over all threads of this process so far.
-fn context_switches() -> u64 {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process knows its usage");
-    let switches = usage.voluntary_context_switches() + usage.involuntary_context_switches();
-    switches.unsigned_abs()
+/// Has two threads take turns, of which each executes its part in its stack.
+fn take_turns(stacks: [Stack; 2], period: u64) -> Result<Vec<Work>> {
+    let [here, there] =
+        stacks.map(|stack| move |program: &mut dyn FnMut()| stack(period, program).map(drop));
+    turns::take([&here, &there])
 }
 
 /// Returns by how much each number of one tally is more than the other's.

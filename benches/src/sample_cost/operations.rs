@@ -16,10 +16,11 @@ use perfctr::{Event, Provider, Session};
 use shared_abi::read::Counters;
 use vm_tests::perf::{self, Whose, generic};
 use vm_tests::threads::SELF;
+use vm_tests::turns::FIRST_TURNS;
+use vm_tests::work::Work;
 
 use super::stack::{self, Mapped, Stack};
-use super::tally::Tally;
-use super::{FIRST_TURNS, difference, print};
+use super::{difference, print};
 
 /// The number of operations of each kind, by which the sum is divided.
 const TIMES: u64 = 5_000;
@@ -111,11 +112,11 @@ fn operations(name: &str, mut operation: impl FnMut(usize) -> Result<()>) -> Res
     Ok(())
 }
 
-fn turns(mut operation: impl FnMut(usize) -> Result<()>) -> Result<Tally> {
+fn turns(mut operation: impl FnMut(usize) -> Result<()>) -> Result<Work> {
     let mut all = |times| (0..times).try_for_each(|n| operation(black_box(n) as usize % 2));
     // What is executed only once is over by then.
     all(FIRST_TURNS)?;
-    let before = Tally::read();
+    let before = Work::read();
     all(TIMES)?;
-    Ok(Tally::read() - before)
+    Ok(Work::read() - before)
 }

@@ -14,6 +14,7 @@ use memmap2::MmapRaw;
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 use perfctr::watch::Watch;
 use perfctr::{Event, Provider, Session};
+use vm_tests::users;
 
 /// Executes a program while the calling thread counts its instructions. Returns how many overflows
 /// it was told of. With a period of 0 it only counts.
@@ -125,29 +126,19 @@ pub fn stopped(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(0)
 }
 
+/// Another user.
+const ANOTHER: u32 = 4242;
+
 /// Executes the program while nobody counts. The calling thread is another user's from now on.
 pub fn nothing_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
-    become_another()?;
+    users::become_user_alone(ANOTHER)?;
     nothing(period, program)
 }
 
 /// Does [`perfctr()`]. The calling thread is another user's from now on.
 pub fn perfctr_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
-    become_another()?;
+    users::become_user_alone(ANOTHER)?;
     perfctr(period, program)
-}
-
-/// Makes the calling thread alone another user's, since the C library's function changes all
-/// threads. Others may still look into the program, as into most programs, which a change of users
-/// would prevent.
-fn become_another() -> Result<()> {
-    const USER: libc::c_long = 4242;
-    const SAME: libc::c_long = -1;
-    // SAFETY: changes the thread's effective user and nothing in memory.
-    let result = unsafe { libc::syscall(libc::SYS_setresuid, SAME, USER, SAME) };
-    check(result as libc::c_int)?;
-    // SAFETY: the call takes numbers only, and changes a flag of the process.
-    Ok(check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) })?)
 }
 
 /// Uses perf events. Each overflow is a signal, after which the counter continues.

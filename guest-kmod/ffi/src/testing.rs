@@ -29,7 +29,8 @@ use crate::called::perfctr_core_called;
 use crate::machine::perfctr_core_handshake;
 use crate::on_vcpu::{OnVcpu, Present};
 use crate::users::{
-    User, perfctr_core_user_find, perfctr_core_user_get, perfctr_core_users_take_back,
+    User, perfctr_core_user_find, perfctr_core_user_get, perfctr_core_users_free,
+    perfctr_core_users_take_back,
 };
 use crate::vcpu::{
     perfctr_core_vcpu_new, perfctr_core_vcpu_offline, perfctr_core_vcpu_online,
@@ -267,7 +268,7 @@ impl Guest {
     /// Frees users without counters, as C does after a while.
     pub(crate) fn take_back_users(&self) {
         // SAFETY: only this thread uses the guest.
-        unsafe { perfctr_core_users_take_back() }
+        unsafe { perfctr_core_users_free(perfctr_core_users_take_back()) }
     }
 
     /// Returns what was written to the kernel's log since the last look.
@@ -323,8 +324,13 @@ fn user(uid: u32, is_initial: bool, owner: u32) -> Result<&'static User, c_int> 
     // SAFETY: nobody frees users meanwhile.
     let mut found = unsafe { perfctr_core_user_find(CONTAINER, uid) };
     if found.is_null() {
+        let (made, to_free) = (&mut found, &mut core::ptr::null());
         // SAFETY: only this thread uses the guest.
-        let error = unsafe { perfctr_core_user_get(CONTAINER, uid, is_initial, owner, &mut found) };
+        let error = unsafe {
+            let error = perfctr_core_user_get(CONTAINER, uid, is_initial, owner, made, to_free);
+            perfctr_core_users_free(*to_free);
+            error
+        };
         if error != 0 {
             return Err(error);
         }

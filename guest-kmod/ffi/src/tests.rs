@@ -157,7 +157,7 @@ fn a_number_that_somebody_has_is_given_to_nobody_else() {
 }
 
 #[test]
-fn a_user_is_found_without_the_lock_while_it_has_counters() {
+fn a_user_is_found_without_the_lock_until_it_is_freed() {
     let guest = Guest::new();
     // SAFETY: nobody frees users meanwhile.
     let find = |uid| unsafe { perfctr_core_user_find(CONTAINER, uid).as_ref() };
@@ -171,7 +171,13 @@ fn a_user_is_found_without_the_lock_while_it_has_counters() {
         found.put();
     }
     alice.end();
-    assert!(find(ALICE).is_none(), "it may be about to be freed");
+    let found = find(ALICE).expect("the user's pages are kept for a while");
+    guest.take_back_users();
+    found.put();
+    guest.take_back_users();
+    assert!(find(ALICE).is_none() && find(BOB).is_some_and(|user| std::ptr::eq(user, bob.0.user)));
+    bob.0.user.put();
+    drop(guest.put());
     bob.end();
 }
 

@@ -2,8 +2,8 @@
 //! Manages users as C sees them, each with a page of every vCPU.
 //!
 //! C has a lock of users, and the list of users changes only while C holds it ([`UsersLock`]). A
-//! user who has counters is found in an RCU read section without the lock ([`UsersReader`]), so
-//! that several threads of such a user can get counters at the same time.
+//! user in the list is found in an RCU read section without the lock ([`UsersReader`]), so that
+//! threads of such users wait for nobody when they get counters.
 
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -35,7 +35,8 @@ unsafe extern "C" {
 /// A user, with the pages of vCPUs that its threads see.
 pub struct User {
     next: AtomicPtr<User>,
-    /// The user that is freed after this one, or null. Changed under C's lock of users.
+    /// The user that is freed after this one, or null. Changed under C's lock of users, and then by
+    /// the caller that frees both.
     next_to_free: Cell<*const User>,
     pub(crate) observer: Observer,
     /// The owner to whom the user's pages are charged, as it was when the user got them.
@@ -63,7 +64,7 @@ impl<'a> UsersReader<'a> {
     /// # Safety
     ///
     /// For as long as the result lives, C is in an RCU read section or holds its lock of users, and
-    /// a holder of that lock frees no users.
+    /// a holder of that lock frees no users that it has taken out of the list.
     const unsafe fn new() -> Self {
         Self(PhantomData)
     }
@@ -81,13 +82,15 @@ impl<'a> UsersReader<'a> {
         successors(self.follow(&USERS.first), |before| self.follow(&before.next))
     }
 
-    /// Returns the user of a container with this number, if there is one.
-    fn find(&self, container: u64, uid: u32) -> Option<&'a User> {
-        self.all().find(|user| user.observer.is_of(container, uid))
+    /// Returns the user of a container with this number, after it was given counters. There may be
+    /// none, or it is being freed.
+    fn find_and_give(&self, container: u64, uid: u32) -> Option<&'a User> {
+        let user = self.all().find(|user| user.observer.is_of(container, uid))?;
+        USERS.idle.give_counters(&user.counters).then_some(user)
     }
 }
 
-/// The right to change the list of users and to free users. Its holder may sleep.
+/// The right to change the list of users. Its holder may sleep.
 struct UsersLock(());
 
 impl UsersLock {
@@ -102,22 +105,23 @@ impl UsersLock {
 
     /// Returns the right to look at the users.
     const fn read(&self) -> UsersReader<'_> {
-        // SAFETY: C holds its lock of users, and only `take_back` frees users. It borrows this
-        // object exclusively, so it cannot run while the result lives.
+        // SAFETY: C holds its lock of users, and only `take_back` takes users out of the list. It
+        // borrows this object exclusively, so it cannot run while the result lives.
         unsafe { UsersReader::new() }
     }
 
-    /// Makes sure that an owner may have one more user. Before it refuses one, it frees users
-    /// without counters.
-    fn make_room(&mut self, owner: u32) -> Result<(), Errno> {
+    /// Makes sure that an owner may have one more user. Before it refuses one, it takes users
+    /// without counters out of the list, and stores them in `to_free`.
+    fn make_room(&mut self, owner: u32, to_free: &mut *const User) -> Result<(), Errno> {
         let users = |lock: &Self| lock.read().all().filter(|user| user.owner == owner).count();
         may_add(owner, users(self)).or_else(|_| {
-            self.take_back();
+            *to_free = self.take_back();
             may_add(owner, users(self))
         })
     }
 
-    /// Returns a user of a container, and makes the user if there is none.
+    /// Returns a user of a container, and makes the user if there is none. Stores in `to_free` the
+    /// users that had to give way.
     ///
     /// # Errors
     ///
@@ -132,14 +136,14 @@ impl UsersLock {
         uid: u32,
         is_initial: bool,
         owner: u32,
+        to_free: &mut *const User,
     ) -> Result<*const User, Errno> {
-        if let Some(user) = self.read().find(container, uid) {
+        if let Some(user) = self.read().find_and_give(container, uid) {
             // SAFETY: the caller has given this reference, and the user has one of its own.
             unsafe { perfctr_glue_put_container(container) };
-            USERS.idle.counters_given(&user.counters);
             return Ok(user);
         }
-        if let Err(errno) = self.make_room(owner) {
+        if let Err(errno) = self.make_room(owner, to_free) {
             // SAFETY: the caller has given this reference, and nobody keeps it.
             unsafe { perfctr_glue_put_container(container) };
             return Err(errno);
@@ -147,17 +151,19 @@ impl UsersLock {
         let number = new_number(&GIVEN_TO_USERS, Whose::Users, |number| {
             self.read().all().any(|user| user.observer.number == number)
         });
-        let user = User::make(Observer::new(container, uid, number, is_initial), owner)?;
-        USERS.idle.counters_given(&user.counters);
-        Ok(user)
+        User::make(Observer::new(container, uid, number, is_initial), owner)
+            .map(core::ptr::from_ref)
     }
 
-    /// Frees users that have no counters, and whose pages the hypervisor has unpinned.
-    fn take_back(&mut self) {
+    /// Takes users out of the list that have no counters, and whose pages the hypervisor has
+    /// unpinned. Returns the first of those that are to be freed, or null.
+    fn take_back(&mut self) -> *const User {
         let mut link = &USERS.first;
         let mut to_free: *const User = null();
         while let Some(user) = self.read().follow(link) {
-            if user.counters.is_idle() && take_back(&user.observer) {
+            if !user.counters.may_free() {
+                link = &user.next;
+            } else if take_back(&user.observer) {
                 // ATOMICS: a reader that is at this user goes on from it to the next one, which is
                 // in the list.
                 link.store(user.next.load(Relaxed), Release);
@@ -165,26 +171,15 @@ impl UsersLock {
                 user.next_to_free.set(to_free);
                 to_free = user;
             } else {
+                user.counters.stays();
                 link = &user.next;
             }
         }
-        if to_free.is_null() {
-            return;
-        }
-        // SAFETY: the holder of the lock of users may sleep.
-        unsafe { synchronize_rcu() };
-        // SAFETY: these users are no longer in the list and have no counters, and every RCU read
-        // section that could have found them has ended. Each is freed once.
-        while let Some(user) = unsafe { to_free.as_ref() } {
-            to_free = user.next_to_free.get();
-            // SAFETY: nobody has this user any more, as said above, and `take_back` has
-            // unregistered its pages.
-            unsafe { user.free() };
-        }
+        to_free
     }
 }
 
-/// Returns a user of a container, or null if the user has no counters.
+/// Returns a user of a container, or null if the list does not have it or it is being freed.
 ///
 /// The user carries a reference, which the caller must pass on to `perfctr_core_thread_init`. This
 /// function gives the caller's reference to the container back, unless it returns null.
@@ -196,8 +191,8 @@ impl UsersLock {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *const User {
     // SAFETY: C is in an RCU read section until this function returns, and no user is freed in it.
-    let found = unsafe { UsersReader::new() }.find(container, uid);
-    let Some(user) = found.filter(|user| user.counters.give_more()) else { return null() };
+    let found = unsafe { UsersReader::new() }.find_and_give(container, uid);
+    let Some(user) = found else { return null() };
     // SAFETY: the caller has given this reference, and the user has one of its own.
     unsafe { perfctr_glue_put_container(container) };
     user
@@ -210,6 +205,10 @@ pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *co
 /// otherwise it is given back. `is_initial` says whether this is the initial container. Returns 0,
 /// or an error if there is no memory or if too many users are charged to `owner`.
 ///
+/// `to_free` is null. This function stores in it the users that had to give way, if there are any;
+/// the caller passes them to `perfctr_core_users_free` when it has released the lock, also after an
+/// error.
+///
 /// # Safety
 ///
 /// C holds its lock of users, and is in no RCU read section. `container` is the address of a
@@ -221,16 +220,17 @@ pub unsafe extern "C" fn perfctr_core_user_get(
     is_initial: bool,
     owner: u32,
     found: &mut *const User,
+    to_free: &mut *const User,
 ) -> c_int {
     // SAFETY: C holds its lock of users until this function returns.
     let mut users = unsafe { UsersLock::new() };
     // SAFETY: the caller gives its reference to the container.
-    let user = unsafe { users.get(container, uid, is_initial, owner) };
+    let user = unsafe { users.get(container, uid, is_initial, owner, to_free) };
     to_return(user.map(|user| *found = user))
 }
 
 impl User {
-    /// Makes a user without counters, and puts it into the list.
+    /// Makes a user, gives it counters, and puts it into the list.
     fn make(observer: Observer, owner: u32) -> Result<&'static Self, Errno> {
         let Ok(memory) = alloc::<Self>(1) else {
             // SAFETY: the caller of `get` has given this reference, and nobody keeps it.
@@ -257,9 +257,10 @@ impl User {
             unsafe { user.free() };
             return Err(errno);
         }
+        USERS.idle.user_made();
+        USERS.idle.give_counters(&user.counters);
         // ATOMICS: pairs with `UsersReader::follow`.
         USERS.first.store(memory, Release);
-        USERS.idle.user_made();
         Ok(user)
     }
 
@@ -316,13 +317,42 @@ impl User {
     }
 }
 
-/// Frees users that have no counters, and whose pages the hypervisor has unpinned.
+/// Takes users out of the list that have no counters, and whose pages the hypervisor has unpinned.
+/// Returns the first one, or null. The caller passes it to `perfctr_core_users_free` when it has
+/// released the lock.
 ///
 /// # Safety
 ///
 /// C holds its lock of users, and is in no RCU read section.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_users_take_back() {
+pub unsafe extern "C" fn perfctr_core_users_take_back() -> *const User {
     // SAFETY: C holds its lock of users until this function returns.
-    unsafe { UsersLock::new() }.take_back();
+    unsafe { UsersLock::new() }.take_back()
+}
+
+/// Frees users that were taken out of the list.
+///
+/// This waits for everybody who may still look at them, so that nobody should wait for the caller.
+/// `first` may be null.
+///
+/// # Safety
+///
+/// `perfctr_core_users_take_back` or `perfctr_core_user_get` has returned `first`, which the caller
+/// passes once. C is in no RCU read section and may sleep.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_users_free(first: *const User) {
+    let mut to_free = first;
+    if to_free.is_null() {
+        return;
+    }
+    // SAFETY: C may sleep.
+    unsafe { synchronize_rcu() };
+    // SAFETY: these users are no longer in the list and never get counters, and every RCU read
+    // section that could have found them has ended. Each is freed once.
+    while let Some(user) = unsafe { to_free.as_ref() } {
+        to_free = user.next_to_free.get();
+        // SAFETY: nobody has this user any more, as said above, and `take_back` has unregistered
+        // its pages.
+        unsafe { user.free() };
+    }
 }

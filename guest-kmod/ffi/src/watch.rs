@@ -19,9 +19,9 @@ unsafe extern "C" {
 
 static WATCH: Watch = Watch::new();
 
-/// Notes that somebody may need registered pages from now on, and begins to watch switches first.
-/// Returns 0, or an error if they cannot be watched. C holds its lock of the watch. See
-/// [`Watch::join`].
+/// Adds a watcher, and begins to watch switches first if they are not watched.
+///
+/// Returns 0, or an error if they cannot be watched. C holds its lock of the watch.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_join() -> c_int {
     if WATCH.must_begin() {
@@ -32,14 +32,15 @@ pub extern "C" fn perfctr_core_watch_join() -> c_int {
         }
         WATCH.began();
     }
+    // Nobody ends the watch while C holds the lock.
     WATCH.join();
     0
 }
 
-/// Adds a watcher if there is one already; see [`Watch::join_others`]. C needs no lock.
+/// Adds a watcher if switches are watched; see [`Watch::join`]. C needs no lock.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_watch_join_others() -> bool {
-    WATCH.join_others()
+pub extern "C" fn perfctr_core_watch_join_if_watched() -> bool {
+    WATCH.join()
 }
 
 /// Removes a watcher; see [`Watch::leave`].
@@ -56,10 +57,9 @@ pub extern "C" fn perfctr_core_watch_leave() {
 /// module afterwards.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
-    if WATCH.may_end() {
-        Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| registered_observer(vcpu).is_some()));
-    }
-    WATCH.end(!is_exit && is_shown(None))
+    let Some(moment) = WATCH.may_end() else { return false };
+    Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| registered_observer(vcpu).is_some()));
+    WATCH.end(moment, !is_exit && is_shown(None))
 }
 
 impl OnVcpu<'_> {

@@ -72,12 +72,15 @@ pub struct Size {
 }
 
 /// The sizes that are compared. A thread moves only if there are two vCPUs.
-pub const SIZES: [Size; 8] = [
+pub const SIZES: [Size; 10] = [
     Size { domains: 1, vcpus: 2, threads: 10 },
     Size { domains: 1, vcpus: 16, threads: 10 },
     Size { domains: 1, vcpus: 128, threads: 10 },
+    Size { domains: 1, vcpus: 512, threads: 10 },
     Size { domains: 8, vcpus: 2, threads: 10 },
     Size { domains: 64, vcpus: 2, threads: 10 },
+    // A set of owners has room for 126 domains.
+    Size { domains: 126, vcpus: 2, threads: 10 },
     Size { domains: 1, vcpus: 2, threads: 100 },
     Size { domains: 1, vcpus: 2, threads: 1_000 },
     Size { domains: 1, vcpus: 2, threads: 10_000 },

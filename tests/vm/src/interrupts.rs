@@ -12,6 +12,8 @@ pub enum Interrupt {
     Nmi,
     /// An interrupt by which a CPU interrupts itself, for work that could not be done at once.
     Work,
+    /// An interrupt by which a CPU has others call a function.
+    Call,
 }
 
 /// Returns how many such interrupts all CPUs together have received.
@@ -23,6 +25,7 @@ pub fn received(interrupt: Interrupt) -> Result<u64> {
     let name = match interrupt {
         Interrupt::Nmi => "NMI:",
         Interrupt::Work => "IWI:",
+        Interrupt::Call => "CAL:",
     };
     let interrupts = fs::read_to_string("/proc/interrupts")?;
     let line = interrupts.lines().find_map(|line| line.trim_start().strip_prefix(name));

@@ -52,9 +52,29 @@ pub fn become_user(user: User) -> Result<()> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     setresgid(gid, gid, gid)?;
     setresuid(uid, uid, uid)?;
+    let_others_look()
+}
+
+/// Lets other processes of its user look into the calling process.
+fn let_others_look() -> Result<()> {
     // SAFETY: the call only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
     Ok(())
+}
+
+/// Makes the calling thread alone another user's, since the C library's function changes all
+/// threads. Others may still look into the process, as into most processes, which a change of users
+/// would prevent.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn become_user_alone(uid: u32) -> Result<()> {
+    const SAME: libc::c_long = -1;
+    // SAFETY: changes the thread's effective user and nothing in memory.
+    let set = unsafe { libc::syscall(libc::SYS_setresuid, SAME, libc::c_long::from(uid), SAME) };
+    Errno::result(set).context("setresuid")?;
+    let_others_look()
 }
 
 /// Makes the calling process one that other processes of its user may not look into.

@@ -26,6 +26,7 @@ const XEN: &[&str] = &[
     "refusals",
     "lifecycle",
     "hostile",
+    "scale",
     "vm-fuzz",
     "overflow",
     "programs",
@@ -179,6 +180,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/languages.rs", &[&["c-api", "python", "python-guest"]]),
     ("xtask/src/suites/model.rs", &[CORES]),
     ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
+    ("xtask/src/suites/noise.rs", &[&["scale"]]),
     ("xtask/src/suites/perf_test.rs", &[&["perf"]]),
     ("xtask/src/suites/pmu.rs", &[&["habits", "vmx-pmu"]]),
     ("xtask/src/suites/programs.rs", &[&["domains"], RR]),
@@ -288,6 +290,7 @@ mod tests {
         only("tests/vm/src/bin/vm-fuzz/user.rs", &["vm-fuzz"]);
         only("xtask/src/suites/pmu.rs", &["pmu", "habits", "vmx-pmu"]);
         only("xtask/src/suites/vm_fuzz.rs", &["vm-fuzz"]);
+        only("xtask/src/suites/scale/shapes.rs", &["scale"]);
         // Nobody knows what this breaks.
         let all = SUITES.iter().filter(|suite| suite.tier != Tier::Long).count();
         assert_eq!(broken_by("Cargo.toml").len(), all);

@@ -23,6 +23,7 @@ mod lbr;
 mod model;
 pub mod mutants;
 mod newer;
+pub mod noise;
 mod overflow;
 mod packages;
 pub mod papi;
@@ -38,6 +39,7 @@ mod publish;
 pub mod readme;
 pub mod report;
 mod rr;
+pub mod scale;
 mod screenshot;
 pub mod shard;
 mod shim;
@@ -82,6 +84,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("hostile", hostile::run),
     Suite::long("hostile-pvh", hostile::pvh),
     Suite::long("hostile-hvm", hostile::hvm),
+    Suite::long("scale", scale::run),
     Suite::long("vm-fuzz", vm_fuzz::run),
     Suite::vm("overflow", overflow::run),
     Suite::vm("programs", programs::run),

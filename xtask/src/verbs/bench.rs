@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use super::costs::{self, Cost, Costs, Subject, page};
 use crate::artefacts::guest;
 use crate::machine::{self, Spec, Status};
-use crate::suites::tenants;
+use crate::suites::report::Volume;
+use crate::suites::{scale, tenants};
 use crate::tools::sh;
 
 /// The version of Linux whose KVM has a mediated PMU. Earlier ones have none.
@@ -61,6 +62,9 @@ enum What {
     Operations,
     /// Samples of a whole host, and what the option for them costs switches of vCPUs.
     Host,
+    /// How costs grow with the number of vCPUs, threads, users and counters. This is measured only
+    /// if it is named.
+    Growth,
 }
 
 /// The driver's option for samples of the host.
@@ -92,6 +96,10 @@ pub fn run(args: &Args) -> Result<()> {
     let path = args.page.clone().unwrap_or_else(page::path);
     if args.summary {
         return page::write(&Costs::default(), &path);
+    }
+    if args.what == Some(What::Growth) {
+        ensure!(args.only.is_none(), "growth is measured on one machine only, Xen with perfctr");
+        return page::write_growth(&scale::measure(Volume::Long)?, &path);
     }
     measure(args, |costs| page::write(costs, &path)).map(drop)
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The costs that `cargo xtask bench` measures: the rows of the tables of `docs/costs.md`.
 
+mod growth;
 pub mod page;
 pub mod places;
 mod reasons;
@@ -9,6 +10,8 @@ mod summary;
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+
+use crate::suites::noise::{NOISE_INSTRUCTIONS, NOISE_PERCENT};
 
 /// The table of reads, whose rows have one number each.
 pub const READS: &str = "one read";
@@ -19,12 +22,6 @@ const COLUMNS: [&str; 4] =
 /// At most so many of a row's first columns are instructions. The others are events.
 const INSTRUCTIONS: usize = 2;
 
-/// How far two measurements of one number may differ. The larger of the two bands applies, except
-/// to reads, which have only the one in percent. Numbers of instructions depend on when the
-/// kernel's timer interrupts, and on the code that the compiler makes of changed sources. Figures
-/// of samples and switches vary more, since they are differences of larger numbers.
-const NOISE_PERCENT: f64 = 5.0;
-const NOISE_INSTRUCTIONS: f64 = 50.0;
 /// The least band for numbers of entries and accesses, of which most samples and switches have only
 /// a few.
 const NOISE_EVENTS: f64 = 1.0;
@@ -58,6 +55,7 @@ fn total(cost: &Cost) -> f64 {
 }
 
 /// Returns by how much measurements of a number may differ that is in this one of so many columns.
+/// The larger of the bands applies, except to reads, which have only the one in percent.
 pub fn noise(number: f64, column: usize, columns: usize) -> f64 {
     let least = match column {
         // A read is exact to the instruction except for its loop.

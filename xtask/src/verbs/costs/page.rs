@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Costs, summary};
+use super::{Costs, growth, summary};
+use crate::suites::scale::growth::Growth;
 use crate::tools::sh;
 
 /// The lines of the page between which something is written.
@@ -23,6 +24,11 @@ const SUMMARY: Marks = Marks {
 /// Around the tables, each of which is about one operation.
 const TABLES: Marks =
     Marks { begin: "<!-- cargo xtask bench writes from here -->", end: "<!-- to here -->" };
+/// Around the tables of growth.
+const GROWTH: Marks = Marks {
+    begin: "<!-- cargo xtask bench growth writes from here -->",
+    end: "<!-- to here: growth -->",
+};
 
 /// Returns the path of the page that a reader of the book sees.
 pub fn path() -> PathBuf {
@@ -56,6 +62,18 @@ fn with(costs: &Costs, text: &str) -> Result<String> {
     Ok(format!("{before}\n\n{}{after}", summary::table(&all)))
 }
 
+/// Writes the tables of growth into a page.
+pub fn write_growth(growth: &Growth, page: &Path) -> Result<()> {
+    let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
+    Ok(fs::write(page, with_growth(growth, &text)?)?)
+}
+
+/// Returns a page with these tables of growth.
+fn with_growth(growth: &Growth, text: &str) -> Result<String> {
+    let (before, _, after) = GROWTH.split(text)?;
+    Ok(format!("{before}\n\n{}{after}", growth::tables(growth)))
+}
+
 impl Marks {
     /// Returns a page's text up to the first mark, what is between the marks, and the rest.
     fn split<'a>(&self, text: &'a str) -> Result<(&'a str, &'a str, &'a str)> {
@@ -73,6 +91,8 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::suites::scale::growth::Series;
+    use crate::suites::scale::shapes::{DEVIATIONS, DIMENSIONS, Deviation};
     use crate::verbs::costs::{READS, Subject, written};
 
     fn read_of(how: &str) -> Subject {
@@ -126,5 +146,35 @@ mod tests {
         let text = fs::read_to_string(path()).unwrap();
         let anew = with(&Costs::default(), &text).unwrap();
         assert!(anew == text, "`cargo xtask bench --summary` writes docs/costs.md anew");
+        let anew = with_growth(&recorded_growth(), &text).unwrap();
+        assert!(anew == text, "the tables of growth are not what their numbers make of them");
+    }
+
+    fn recorded_growth() -> Growth {
+        let text = fs::read_to_string(path()).unwrap();
+        growth::read(GROWTH.split(&text).unwrap().1).unwrap()
+    }
+
+    #[test]
+    fn every_cost_of_the_page_grows_as_it_may_and_every_reason_is_needed() {
+        let growth = recorded_growth();
+        for dimension in DIMENSIONS {
+            assert!(growth.of(dimension).count() > 0, "nothing of {}", dimension.of);
+        }
+        for series in growth.all() {
+            series.check().unwrap_or_else(|error| panic!("{}: {error}", series.operation));
+        }
+        for Deviation { dimensions, operations, .. } in DEVIATIONS {
+            for (dimension, operation) in dimensions
+                .iter()
+                .flat_map(|dimension| operations.iter().map(move |o| (dimension, o)))
+            {
+                let mut all = growth.all().iter();
+                let is_its =
+                    |one: &&Series| one.dimension == *dimension && one.operation == *operation;
+                let series = all.find(is_its).unwrap_or_else(|| panic!("no {operation}"));
+                assert!(series.grows(), "{operation} does not grow by {dimension}");
+            }
+        }
     }
 }

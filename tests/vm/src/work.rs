@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Reads what the emulator has counted of the whole machine.
+//! What the whole machine has executed, by the emulator's account ([`crate::emulated`]).
 
 use std::ops::Sub;
 
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
-use vm_tests::emulated::{FIRST, GUESTS_RING_0};
 
-/// What a tally says of each of several equal things.
-pub type PerTime = [f64; Tally::NUMBERS];
+use crate::emulated::{FIRST, GUESTS_RING_0};
+
+/// What the machine did for each of several equal things.
+pub type PerTime = [f64; Work::NUMBERS];
 
 /// What the machine did up to a moment, or between two. The numbers are in this order:
 ///
@@ -19,13 +20,14 @@ pub type PerTime = [f64; Tally::NUMBERS];
 /// - reads of the PMU's registers;
 /// - writes of the PMU's registers;
 /// - counters read by RDPMC.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally([u64; Self::NUMBERS]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work([u64; Self::NUMBERS]);
 
-impl Tally {
+impl Work {
     /// The name of each number.
     pub const NAMES: [&str; Self::NUMBERS] =
         ["ring 0", "else", "entries", "PMIs", "RDMSR", "WRMSR", "RDPMC"];
+    /// How many numbers there are.
     pub const NUMBERS: usize = 7;
 
     /// Reads everything up to now. On a machine without a tally, a fault ends the program.
@@ -53,8 +55,13 @@ impl Tally {
     }
 
     /// Returns the instructions elsewhere than in ring 0.
-    pub fn outside_ring0(&self) -> u64 {
+    pub const fn outside_ring0(&self) -> u64 {
         self.0[1]
+    }
+
+    /// Returns all instructions.
+    pub const fn instructions(&self) -> u64 {
+        self.0[0] + self.0[1]
     }
 
     /// Returns each number divided by `times`.
@@ -63,10 +70,35 @@ impl Tally {
     }
 }
 
-impl Sub for Tally {
+impl Sub for Work {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
         Self(std::array::from_fn(|n| self.0[n] - earlier.0[n]))
+    }
+}
+
+/// Returns the middle one of some numbers, or the greater one of the two in the middle.
+///
+/// # Panics
+///
+/// There are no numbers.
+pub fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_of_each_number_and_a_median_is_in_the_middle() {
+        let later = Work([10, 20, 3, 0, 1, 2, 9]) - Work([4, 5, 1, 0, 0, 2, 8]);
+        assert_eq!(later, Work([6, 15, 2, 0, 1, 0, 1]));
+        assert_eq!((later.outside_ring0(), later.instructions()), (15, 21));
+        assert_eq!(later.per(3)[..3], [2.0, 5.0, 2.0 / 3.0]);
+        assert_eq!(median(vec![9.0, 1.0, 5.0]), 5.0);
+        assert_eq!(median(vec![9.0, 1.0, 5.0, 7.0]), 7.0);
     }
 }
