@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the whole machine has executed, by the emulator's account ([`crate::emulated`]).
 
-use std::ops::Sub;
+use std::ops::{Add, Sub};
 
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
@@ -67,6 +67,14 @@ impl Work {
     /// Returns each number divided by `times`.
     pub fn per(&self, times: u64) -> PerTime {
         self.0.map(|number| number as f64 / times as f64)
+    }
+}
+
+impl Add for Work {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(std::array::from_fn(|n| self.0[n] + other.0[n]))
     }
 }
 
