@@ -58,7 +58,6 @@ pub const DEVIATIONS: &[Deviation] = &[
         operations: &[
             "a session: opened, started, closed",
             "a session, all vCPUs open some at once",
-            "bytes of the kernel for a mapping",
         ],
         why: "A session maps a page of each vCPU, since its thread may execute on any of\n\
               them and reads there without a system call. Each of these pages takes an\n\
@@ -73,20 +72,8 @@ pub const DEVIATIONS: &[Deviation] = &[
               All threads of the user share these pages.",
     },
     Deviation {
-        dimensions: &["vcpus"],
-        operations: &["the domain: forbidden, allowed"],
-        why: "The host tells each vCPU of the domain by an interrupt, since any of them may\n\
-              have a page or a configuration.",
-    },
-    Deviation {
         dimensions: &["counters"],
-        operations: &[
-            "a session: opened, started, closed",
-            "a start and a stop",
-            "a read",
-            "a sample, a record for each",
-            "a switch, both threads count",
-        ],
+        operations: &["a session: opened, started, closed", "a start and a stop", "a read"],
         why: "Each counter is read, and its sum is kept in a place of its own. In a PV guest the\n\
               hypervisor also reads each at every change of mode\n\
               ([ADR 4](adr/0004-rings-of-pv-guests.md)).",

@@ -10,12 +10,15 @@ use super::written;
 use crate::suites::scale::growth::{Growth, Series};
 use crate::suites::scale::shapes::{DIMENSIONS, Deviation, Dimension, deviation};
 
+/// Stands for a cost that nobody has measured.
+const NOT_MEASURED: &str = "?";
+
 /// Returns the tables as the page has them: one for everything that grows, and below it a note for
 /// each reason why a cost grows.
 pub fn tables(growth: &Growth) -> String {
     let mut text = String::new();
     let mut notes: Vec<&Deviation> = Vec::new();
-    for dimension in DIMENSIONS {
+    for dimension in DIMENSIONS.iter().filter(|dimension| growth.of(dimension).count() > 0) {
         text += &table(growth, dimension, &mut notes);
     }
     for (letter, note) in ('a'..).zip(notes) {
@@ -33,8 +36,11 @@ fn table(growth: &Growth, dimension: &Dimension, notes: &mut Vec<&'static Deviat
     text += &format!("| cost | {} | exponent | note |\n", numbers.join(" | "));
     text += &format!("|---|{}---:|---|\n", "---:|".repeat(numbers.len()));
     for series in growth.of(dimension) {
-        let cells: Vec<String> =
-            series.points.iter().map(|&(_, cost)| written(Some(cost))).collect();
+        let cell = |n: &u32| {
+            let cost = series.points.iter().find(|(number, _)| number == n);
+            cost.map_or_else(|| NOT_MEASURED.to_owned(), |&(_, cost)| written(Some(cost)))
+        };
+        let cells: Vec<String> = dimension.numbers.iter().map(cell).collect();
         let exponent = series.exponent().map_or_else(
             || "-".to_owned(),
             |exponent| {
@@ -81,7 +87,7 @@ pub fn read(text: &str) -> Result<Growth> {
         if *operation == "cost" {
             continue;
         }
-        for (n, cost) in dimension.numbers.iter().zip(costs) {
+        for (n, cost) in dimension.numbers.iter().zip(costs).filter(|(_, c)| **c != NOT_MEASURED) {
             let cost = number(cost)?.with_context(|| line.to_owned())?;
             growth.insert(dimension.name, operation, *n, cost)?;
         }
@@ -99,6 +105,7 @@ mod tests {
             growth.insert("users", "a session", n, cost).unwrap();
             growth.insert("users", "locks of nobody", n, 0.0).unwrap();
         }
+        growth.insert("users", "a start", 4, 7.0).unwrap();
         growth
     }
 
@@ -110,5 +117,6 @@ mod tests {
         let row = "| a session | 12,345 | 12,345 | 12,345 | 12,345 | 0.00 |  |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| locks of nobody | 0 | 0 | 0 | 0 | - |  |\n"), "{text}");
+        assert!(text.contains("| a start | ? | 7 | ? | ? | - |  |\n"), "{text}");
     }
 }

@@ -70,7 +70,10 @@ fn refused() -> Result<()> {
         ("cycles", sampling(&|of| of.config = PERF_COUNT_HW_CPU_CYCLES.into()), Errno::EOPNOTSUPP),
         (
             "registers",
-            sampling(&|of| of.sample_type = PERF_SAMPLE_REGS_INTR.into()),
+            sampling(&|of| {
+                of.sample_type = PERF_SAMPLE_REGS_INTR.into();
+                of.sample_regs_intr = 1;
+            }),
             Errno::EOPNOTSUPP,
         ),
         ("a count", sampling(&|of| of.__bindgen_anon_1.sample_period = 0), Errno::EINVAL),
