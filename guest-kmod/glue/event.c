@@ -115,26 +115,10 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 }
 
 /*
- * Makes registers that say that their instruction is the very one of the event.
- * All others are those of the thread when it entered the kernel, or are unknown.
- */
-static struct pt_regs *
-perfctr_precise_regs(const struct perfctr_hv_place *place, struct pt_regs *at)
-{
-	bool in_kernel = place->mode == PERFCTR_PLACE_KERNEL;
-
-	if (!in_kernel && current->flags & PF_KTHREAD)
-		return NULL;
-	*at = in_kernel ? *perfctr_kernel_regs(place, at) :
-			  *task_pt_regs(current);
-	at->ip = place->ip;
-	at->flags |= PERF_EFLAGS_EXACT;
-	return at;
-}
-
-/*
  * Returns the registers that the core has chosen. They are NULL if the core has
- * chosen those of user mode, and a thread of the kernel executes.
+ * chosen those of user mode, and a thread of the kernel executes. Precise ones
+ * say that their instruction is the very one of the event; all others are those
+ * of the thread when it entered the kernel, or are unknown.
  */
 static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 					  const struct perfctr_hv_place *place,
@@ -146,7 +130,15 @@ static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 	case PERFCTR_REGISTERS_PLACE:
 		return perfctr_kernel_regs(place, at);
 	case PERFCTR_REGISTERS_PRECISE:
-		return perfctr_precise_regs(place, at);
+		if (place->mode == PERFCTR_PLACE_KERNEL)
+			perfctr_kernel_regs(place, at);
+		else if (current->flags & PF_KTHREAD)
+			return NULL;
+		else
+			*at = *task_pt_regs(current);
+		at->ip = place->ip;
+		at->flags |= PERF_EFLAGS_EXACT;
+		return at;
 	default:
 		return current->flags & PF_KTHREAD ? NULL :
 						     task_pt_regs(current);

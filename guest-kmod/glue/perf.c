@@ -140,8 +140,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	if (is_sampling_event(event))
 		perfctr_event_work_waits(event);
 	if (period) {
-		hw->sample_period = period;
-		hw->last_period = period;
+		hw->sample_period = hw->last_period = period;
 		local64_set(&hw->period_left, period);
 	}
 	return 0;
@@ -154,10 +153,8 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 		   .id = (id_),                                         \
 		   .event_str = (text_) })                              \
 		  .attr.attr)
-#define PERFCTR_TEXT(name, text) \
-	PERFCTR_ATTR(name, perf_event_sysfs_show, 0, text)
-#define PERFCTR_GENERIC(name, id) \
-	PERFCTR_ATTR(name, perfctr_generic_show, id, NULL)
+#define PERFCTR_TEXT(n, text) PERFCTR_ATTR(n, perf_event_sysfs_show, 0, text)
+#define PERFCTR_GENERIC(n, id) PERFCTR_ATTR(n, perfctr_generic_show, id, NULL)
 
 static struct attribute *perfctr_format_attrs[] = {
 	PERFCTR_TEXT("event", "config:0-7"),

@@ -102,9 +102,7 @@ static struct syscore_ops perfctr_syscore_ops = {
 	.resume = perfctr_wake,
 };
 
-static struct syscore perfctr_syscore = {
-	.ops = &perfctr_syscore_ops,
-};
+static struct syscore perfctr_syscore = { .ops = &perfctr_syscore_ops };
 
 static void perfctr_vcpus_take_back(void)
 {

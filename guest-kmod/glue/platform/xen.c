@@ -84,25 +84,17 @@ static void interrupt_here(void *unused)
 	perfctr_handler(0, NULL);
 }
 
-/*
- * Linux calls this before it thaws the threads, also if the save has failed,
- * and logs the error that this returns. A Xen without the driver is no error
- * here, because readers get one.
- */
+/* Linux calls this before it thaws the threads, also if the save has failed. */
 static int perfctr_thaw(struct device *unused)
 {
 	unsigned int cpu;
-	int err, failed = 0;
 
 	cpus_read_lock();
-	for_each_online_cpu(cpu) {
-		err = bind(cpu, perfctr_handler);
-		if (err && err != -ENOSYS)
-			failed = err;
-	}
+	for_each_online_cpu(cpu)
+		bind(cpu, perfctr_handler);
 	on_each_cpu(interrupt_here, NULL, 1);
 	cpus_read_unlock();
-	return failed;
+	return 0;
 }
 
 /*

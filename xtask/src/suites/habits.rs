@@ -304,8 +304,8 @@ fn moved(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks the same in a PVH tenant, where interrupts without a reason come as well. In an HVM tenant
-/// some overflows are reported together with the next one.
+/// Checks the same in a PVH tenant, where interrupts without a reason come as well. In an HVM
+/// tenant some overflows are reported together with the next one.
 fn moved_in_tenant(report: &mut Report) -> Result<()> {
     let command = ["/work/overflow", "--late", "--rounds", "20", "--in-tenant", "pvh"];
     let mut spec = tenants::with_tenant("pvh", &command, "overflow", &[])?;

@@ -11,7 +11,7 @@ use super::{Tree, is_generated};
 const GLUE: &str = "guest-kmod/glue/";
 
 /// The most lines with code in all files of the glue together.
-const LINES: usize = 2_220;
+const LINES: usize = 2_200;
 
 /// Words that must not be in the C of a folder.
 struct Banned {
@@ -150,7 +150,7 @@ mod tests {
         let more = [full[0], ("guest-kmod/glue/b/c.h", "int b;\nint c;\n")];
         let tree = Tree::planted("glue", &more);
         let found = faults(&tree).unwrap();
-        assert_eq!(found, ["guest-kmod/glue/: 2221 lines of C with code, more than 2220"]);
+        assert_eq!(found, ["guest-kmod/glue/: 2201 lines of C with code, more than 2200"]);
     }
 
     #[test]
