@@ -38,7 +38,7 @@ struct Frames {
 
 /// A hypervisor's CPU has 8 KiB of stack in all. There is room for a vCPU's state once, where it is
 /// made, but not twice.
-const HYPERVISOR_FRAMES: Frames = Frames { max: 2_600, larger: &[] };
+const HYPERVISOR_FRAMES: Frames = Frames { max: 2_900, larger: &[] };
 
 /// The kernel calls the module where Linux has used much of its stack already. The exception is a
 /// function that tries whether a group of events fits a vCPU without other events, so it has such a
