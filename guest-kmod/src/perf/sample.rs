@@ -19,7 +19,7 @@ pub enum Registers {
 
 impl Registers {
     /// Returns the registers for an event that the hypervisor has seen overflow at `place`.
-    pub(crate) const fn by_place(
+    pub(crate) fn by_place(
         is_precise: bool,
         counts_kernel: bool,
         interrupted: &HvPlace,

@@ -244,15 +244,15 @@ mod tests {
             code_faults(&code, frames)
         };
         let (module, fits) = (MODULE_FRAMES, "perfctr_core_events_fit");
-        assert!(takes(HYPERVISOR_FRAMES, "f", 2_600).is_empty());
-        assert_eq!(takes(HYPERVISOR_FRAMES, "f", 2_601).len(), 1);
+        assert!(takes(HYPERVISOR_FRAMES, "f", 2_900).is_empty());
+        assert_eq!(takes(HYPERVISOR_FRAMES, "f", 2_901).len(), 1);
         assert!(takes(module, "f", 1_400).is_empty());
         // A thread's control once used this much, for copies of its argument.
         let faults = takes(module, "ThreadPmu7control", 2_152);
         assert_eq!(faults, ["2152 bytes of stack in ThreadPmu7control, more than 1400"]);
         assert!(takes(module, fits, 2_152).is_empty());
         assert_eq!(takes(module, fits, 4_096).len(), 1);
-        assert_eq!(takes(HYPERVISOR_FRAMES, fits, 2_601).len(), 1, "another object's function");
+        assert_eq!(takes(HYPERVISOR_FRAMES, fits, 2_901).len(), 1, "another object's function");
         assert!(code_faults("0 <f>:\n 0:\tsub    $0x1000,%rax\n", module).is_empty());
     }
 
