@@ -425,15 +425,16 @@ impl Vcpu {
         // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
         // `switch_to` learns the final one.
         let concerned = self.gated != 0 || self.branches.is_gated();
-        concerned && self.state.executing && self.toggle_otherwise(cpu, page, mode)
+        concerned && self.state.executing && self.toggle_otherwise(cpu.again(), page, mode)
     }
 
     /// Changes the mode in the less usual cases. This is a function of its own, so that the usual
-    /// case does not have to save registers.
+    /// case does not have to save registers, and it takes `cpu` itself, so that the usual case does
+    /// not have to put `cpu` into memory.
     #[inline(never)]
     fn toggle_otherwise<P: Pmu>(
         &mut self,
-        cpu: &mut ThisCpu<'_, P>,
+        mut cpu: ThisCpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {

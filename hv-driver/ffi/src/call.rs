@@ -59,7 +59,7 @@ pub(crate) unsafe fn hypercall(
 }
 
 impl Caller for Current<'_> {
-    type Pmu<'a> = X86Pmu<'a>;
+    type Pmu<'a> = X86Pmu;
 
     fn permits(&self, permission: Permission) -> Result<(), Errno> {
         let control = permission == Permission::ControlHost;
@@ -87,13 +87,13 @@ impl Caller for Current<'_> {
         unsafe { perfctr_glue_guest(&raw mut guest) }.then_some(guest)
     }
 
-    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>) -> R) -> R {
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut ThisCpu<'_, X86Pmu>) -> R) -> R {
         without_interrupts(|here| work(&mut here.cpu()))
     }
 
     fn on_vcpu<R, W>(&mut self, work: W) -> Option<R>
     where
-        W: FnOnce(&mut ThisCpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R,
+        W: FnOnce(&mut ThisCpu<'_, X86Pmu>, &mut Vcpu, &VcpuPage, Option<Limits>) -> R,
     {
         without_interrupts(|here| {
             // SAFETY: the object belongs to the current vCPU, which executes this. Nobody else

@@ -211,9 +211,12 @@ pub unsafe extern "C" fn perfctr_core_cpu_init(
     number: u32,
     area: *const c_void,
 ) {
+    // SAFETY: C passes null, or a page of its own that is never used for anything else. The page
+    // consists of atomics, so the processor may store into it at any time.
+    let area = unsafe { area.cast::<RecordArea>().as_ref() };
     // SAFETY: C passes the CPU's storage, of `CPU_BYTES` bytes and aligned to 8, and nobody uses
     // what it held before.
-    unsafe { cpu.write(CpuObject::new(driver, number, area.cast())) };
+    unsafe { cpu.write(CpuObject::new(driver, number, area)) };
 }
 
 /// Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.

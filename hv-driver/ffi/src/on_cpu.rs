@@ -19,9 +19,7 @@ use crate::x86::{Registers, X86Pmu};
 pub struct CpuObject {
     driver: *const Driver,
     number: u32,
-    /// The memory for precise records, or null.
-    area: *const RecordArea,
-    expected: ExpectedInterrupts,
+    pmu: X86Pmu,
     /// The expected interrupts of the counter by which the host samples itself.
     host_expected: ExpectedInterrupts,
     /// Only an [`OnCpu`] gives access to this.
@@ -30,17 +28,14 @@ pub struct CpuObject {
 
 impl CpuObject {
     /// Makes the object of a CPU that the driver has not touched.
-    pub(crate) const fn new(driver: *const Driver, number: u32, area: *const RecordArea) -> Self {
+    pub(crate) const fn new(
+        driver: *const Driver,
+        number: u32,
+        area: Option<&'static RecordArea>,
+    ) -> Self {
         let [expected, host_expected] = [ExpectedInterrupts::new(), ExpectedInterrupts::new()];
-        Self { driver, number, area, expected, host_expected, pcpu: UnsafeCell::new(Pcpu::new()) }
-    }
-
-    #[inline(always)]
-    const fn pmu(&self) -> X86Pmu<'_> {
-        // SAFETY: C has passed `perfctr_core_cpu_init` a page of its own that is never used for
-        // anything else, or null. The page consists of atomics, so the processor may store into it
-        // at any time.
-        X86Pmu { expected: &self.expected, area: unsafe { self.area.as_ref() } }
+        let pmu = X86Pmu { expected, area };
+        Self { driver, number, pmu, host_expected, pcpu: UnsafeCell::new(Pcpu::new()) }
     }
 
     fn driver(&self) -> &Driver {
@@ -51,7 +46,7 @@ impl CpuObject {
 
     /// See [`ExpectedInterrupts::explains_beside_entry`]. An NMI may call this at any moment.
     pub(crate) fn explains_nmi(&self, is_masked: bool) -> bool {
-        self.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
+        self.pmu.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
     }
 
     /// See [`Driver::sample`]. Returns whose the NMI is that has just come here; see [`Nmi::of`].
@@ -63,19 +58,18 @@ impl CpuObject {
         at: &mut HvSample,
         left: &HvPlace,
     ) -> Nmi {
-        let pmu = self.pmu();
-        let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at, left);
+        let hosts = self.driver().sample(&self.pmu, &self.host_expected, ring, at, left);
         let caps = &self.driver().caps;
-        let guests = self.expected.explains(caps, &Registers);
+        let guests = self.pmu.expected.explains(caps, &Registers);
         if hosts && guests {
-            self.host_expected.expect_another(pmu.clock());
+            self.host_expected.expect_another(self.pmu.clock());
         }
         Nmi::of(hosts, guests, is_masked, caps)
     }
 
     /// See [`Driver::close_gate`]. An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn close_gate(&self) {
-        self.driver().close_gate(&self.pmu());
+        self.driver().close_gate(&self.pmu);
     }
 }
 
@@ -86,7 +80,6 @@ impl CpuObject {
 /// right cannot leave this CPU.
 pub(crate) struct OnCpu<'a> {
     cpu: &'a CpuObject,
-    pmu: X86Pmu<'a>,
     /// Makes this neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
@@ -100,7 +93,7 @@ impl<'a> OnCpu<'a> {
     /// the result lives, and nobody else has such a right.
     #[inline(always)]
     pub(crate) const unsafe fn new(cpu: &'a CpuObject) -> Self {
-        Self { cpu, pmu: cpu.pmu(), here: PhantomData }
+        Self { cpu, here: PhantomData }
     }
 
     /// Returns the interrupts of the host's own counter.
@@ -110,12 +103,12 @@ impl<'a> OnCpu<'a> {
 
     /// Returns the CPU for the core.
     #[inline(always)]
-    pub(crate) fn cpu(&mut self) -> ThisCpu<'_, X86Pmu<'a>> {
+    pub(crate) fn cpu(&mut self) -> ThisCpu<'_, X86Pmu> {
         // SAFETY: this is the only right to use the CPU, and it stays borrowed for as long as the
         // result lives. An NMI does not use `pcpu`.
         let pcpu = unsafe { &mut *self.cpu.pcpu.get() };
         let (driver, number) = (self.cpu.driver(), self.cpu.number);
-        ThisCpu { driver, pcpu, pmu: &self.pmu, number }
+        ThisCpu { driver, pcpu, pmu: &self.cpu.pmu, number }
     }
 }
 

@@ -41,14 +41,15 @@ impl Counters for Registers {
     }
 }
 
-/// The PMU of the CPU that executes this. It can only be made from an `OnCpu`.
+/// The PMU of a physical CPU. The core gets it only from an `OnCpu`, on the CPU that it belongs to.
 #[derive(Debug)]
-pub(crate) struct X86Pmu<'a> {
-    pub(crate) expected: &'a ExpectedInterrupts,
-    pub(crate) area: Option<&'a RecordArea>,
+pub(crate) struct X86Pmu {
+    pub(crate) expected: ExpectedInterrupts,
+    /// The memory for precise records, if the host has any.
+    pub(crate) area: Option<&'static RecordArea>,
 }
 
-impl Counters for X86Pmu<'_> {
+impl Counters for X86Pmu {
     #[inline(always)]
     fn counter(&self, index: u32) -> u64 {
         Registers.counter(index)
@@ -60,7 +61,7 @@ impl Counters for X86Pmu<'_> {
     }
 }
 
-impl Pmu for X86Pmu<'_> {
+impl Pmu for X86Pmu {
     #[inline(always)]
     fn read_register(&self, msr: u32) -> u64 {
         let (low, high): (u64, u64);
@@ -104,7 +105,7 @@ impl Pmu for X86Pmu<'_> {
     }
 }
 
-impl Probe for X86Pmu<'_> {
+impl Probe for X86Pmu {
     fn try_read_register(&self, msr: u32) -> Option<u64> {
         try_rdmsr(msr)
     }
