@@ -105,7 +105,7 @@ pub struct ThisCpu<'a, P> {
 impl<P: Pmu> ThisCpu<'_, P> {
     /// Returns the same CPU for a shorter time.
     #[inline(always)]
-    pub(crate) const fn again(&mut self) -> ThisCpu<'_, P> {
+    pub(crate) const fn reborrow(&mut self) -> ThisCpu<'_, P> {
         ThisCpu { driver: self.driver, pcpu: self.pcpu, pmu: self.pmu, number: self.number }
     }
 

@@ -226,12 +226,14 @@ impl Sampling {
         self.recorded |= recorded;
     }
 
-    /// Notes `place` as the place of the overflows that were just seen. If the processor has stored
-    /// the instruction of one of them, only the stack and the flags are from `place`.
+    /// Sets where the overflows that were just seen have happened: at `place`, where the guest was
+    /// interrupted. If the processor has stored a record of an overflow, the instruction is the
+    /// record's, and only the stack and the flags are those of `place`.
     ///
-    /// A counter of instructions that has counted nothing since it overflowed in user mode needs no
-    /// record: what the guest executes next there is at `place`. Where a guest's kernel returns to
-    /// user mode, it goes on elsewhere.
+    /// A counter of instructions may have overflowed in user mode and have counted nothing since.
+    /// Its record would be about the next instruction, which is the one at `place`, so this place
+    /// is precise without a record. In the kernel it is not, because the kernel may return to user
+    /// mode meanwhile, and the guest goes on elsewhere.
     pub(crate) fn place(&mut self, place: &HvPlace) {
         let in_user = if place.mode == PLACE_USER { self.at_once } else { 0 };
         let exact = self.precise & self.instructions & in_user;

@@ -425,7 +425,7 @@ impl Vcpu {
         // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
         // `switch_to` learns the final one.
         let concerned = self.gated != 0 || self.branches.is_gated();
-        concerned && self.state.executing && self.toggle_otherwise(cpu.again(), page, mode)
+        concerned && self.state.executing && self.toggle_otherwise(cpu.reborrow(), page, mode)
     }
 
     /// Changes the mode in the less usual cases. This is a function of its own, so that the usual

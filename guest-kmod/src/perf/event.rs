@@ -125,19 +125,21 @@ impl EventAttr {
         (self.flags & flags::PRECISE_IP) >> flags::PRECISE_IP_SHIFT
     }
 
-    /// Returns whether the processor itself is to note the places of samples. A place without skid
-    /// also satisfies who asks for a constant skid.
+    /// Returns whether the processor itself has to store where the samples of this event are.
+    /// `features` are those of the hypervisor. An event that asks for a constant skid gets places
+    /// without skid, since none is also constant.
     ///
     /// # Errors
     ///
-    /// `OPNOTSUPP` if the hypervisor, whose features these are, does not offer that, or if somebody
-    /// asks for more: the processor notes no registers that the module knows, and it notes the next
-    /// event and not the one that ends the period. `INVAL` if the event does not sample.
+    /// - `OPNOTSUPP` if the hypervisor does not offer such places, if the event demands the place
+    ///   where the period itself ends (the processor stores that of the event after it), or if its
+    ///   samples are to have registers, of which the module gets none.
+    /// - `INVAL` if the event does not sample.
     fn precise(&self, features: u32) -> Result<bool, Errno> {
         if self.precise_ip() == 0 {
             return Ok(false);
         }
-        if !features & FEATURE_PRECISE != 0 || self.precise_ip() > PRECISE_MAX {
+        if features & FEATURE_PRECISE == 0 || self.precise_ip() > PRECISE_MAX {
             return Err(Errno::OPNOTSUPP);
         }
         if self.sample_type & SAMPLE_REGS_INTR != 0 {

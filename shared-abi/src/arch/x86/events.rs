@@ -56,12 +56,12 @@ pub const fn select(event: Generic, vendor: u32) -> Option<u64> {
     }
 }
 
-/// Returns whether an event select is of retired instructions or of retired branches on Intel's
-/// processors, without a threshold. Of these events each of those processors can store precise
-/// records that can do so at all (SDM volume 3, "Processor Event Based Sampling (PEBS)").
+/// Returns whether every Intel processor with PEBS can store precise records of this event: retired
+/// instructions and retired branches, without a threshold (SDM volume 3, "Processor Event Based
+/// Sampling (PEBS)").
 ///
-/// Each model has records of some further events. A counter that waited for records of an event
-/// without any would never interrupt.
+/// Processors also have records of other events, but each model of other ones. If a counter waited
+/// for a record of an event without records, it would never interrupt.
 pub const fn has_precise_records(evntsel: u64) -> bool {
     matches!(evntsel & EVNTSEL_QUALIFIERS, 0xc0 | 0xc4)
 }

@@ -33,11 +33,11 @@ pub fn run() -> Result<ExitCode> {
         let (asked, packets) = (requests::listen()?, loads::listen()?);
         thread::spawn(move || loads::receive_packets(&packets));
         send(&json!("ready"));
-        requests::serve(&asked, act)
+        requests::serve(&asked, answer)
     })
 }
 
-fn act(name: &str, seconds: u64) -> Result<Value> {
+fn answer(name: &str, seconds: u64) -> Result<Value> {
     Ok(match name {
         DISK => json!(loads::read_disk(seconds)?),
         SWITCHES => json!(loads::switch(seconds)?),

@@ -156,7 +156,7 @@ fn main() -> Result<ExitCode> {
         Role::Tenant => tenant::run(),
         Role::Branches => branches::control(&Machine::new(Some(host()?))?),
         Role::BranchesTenant => branches::tenant(),
-        Role::Precise { skid } => precise::all(&Machine::new(Some(host()?))?, skid),
+        Role::Precise { skid } => precise::check_all(&Machine::new(Some(host()?))?, skid),
     }
 }
 

@@ -28,7 +28,7 @@ const KERNEL: u64 = 1 << 63;
 /// The PMU's file that says how precise its samples can be.
 const MAX_PRECISE: &str = "/sys/bus/event_source/devices/cpu/caps/max_precise";
 
-pub fn all(machine: &Machine, skid: usize) -> Result<ExitCode> {
+pub fn check_all(machine: &Machine, skid: usize) -> Result<ExitCode> {
     let path = Path::of(&mut Command::new(PROGRAM))?;
     let mut tally = Tally::default();
     let mut test = |name: &str, outcome: Result<()>| {

@@ -42,7 +42,7 @@ const COUNTERS: [Event; 6] = [
 /// The numbers of them that are used.
 const NUMBERS_OF_COUNTERS: [usize; 4] = [1, 2, 4, 6];
 /// The threads that count beside everything that is not about threads.
-const FEW: usize = 8;
+const THREADS_BESIDE: usize = 8;
 /// More descriptors than threads.
 const DESCRIPTORS: u64 = 20_000;
 /// More threads than the kernel allows by default in a machine with little memory.
@@ -102,7 +102,7 @@ fn by_vcpus() -> Result<()> {
     let cpus = cpus()?;
     let at = At("vcpus", cpus.len());
     memory::measure(at)?;
-    let sleepers = Sleepers::start(FEW, sleepers::all_root)?;
+    let sleepers = Sleepers::start(THREADS_BESIDE, sleepers::all_root)?;
     Operations { at, events: &COUNTERS[..1] }.measure()?;
     counted::mutexes(at, "of a user with other counters")?;
     counted::interrupts(at)?;
@@ -138,7 +138,7 @@ fn by_users() -> Result<()> {
 }
 
 fn by_counters() -> Result<()> {
-    let sleepers = Sleepers::start(FEW, sleepers::all_root)?;
+    let sleepers = Sleepers::start(THREADS_BESIDE, sleepers::all_root)?;
     for number in NUMBERS_OF_COUNTERS {
         Operations { at: At("counters", number), events: &COUNTERS[..number] }.measure()?;
     }

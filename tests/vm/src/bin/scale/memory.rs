@@ -61,9 +61,9 @@ fn steps(vcpus: u32, threads: usize, user: fn(usize) -> u32) -> Result<[Memory; 
     let step = &Barrier::new(threads + 1);
     thread::scope(|scope| {
         for thread in 0..threads {
-            let act = move || act(vcpus, user(thread), step);
+            let thread = move || execute_steps(vcpus, user(thread), step);
             let builder = Builder::new().stack_size(STACK_BYTES);
-            builder.spawn_scoped(scope, act).unwrap_or_else(|error| fail(error.into()));
+            builder.spawn_scoped(scope, thread).unwrap_or_else(|error| fail(error.into()));
         }
         let mut memory = [(); 4].map(|()| Memory { free: 0.0, resident: 0.0 });
         for moment in &mut memory {
@@ -81,8 +81,8 @@ fn fail(error: anyhow::Error) -> ! {
     std::process::exit(1)
 }
 
-/// Does the steps of one thread.
-fn act(vcpus: u32, user: u32, step: &Barrier) {
+/// Executes the steps of one thread, each when all threads have got there.
+fn execute_steps(vcpus: u32, user: u32, step: &Barrier) {
     touch_stack();
     if user != 0 {
         become_user_alone(user).unwrap_or_else(|error| fail(error));
