@@ -87,7 +87,8 @@ struct perfctr_platform {
 	void (*unbind)(unsigned int cpu);
 	/*
 	 * After on_restore() the core is called whenever the machine was
-	 * restored.
+	 * restored. No vCPU is bound before that, since the interrupt of a bound
+	 * one may say that the machine was restored.
 	 */
 	int (*on_restore)(void);
 	void (*off_restore)(void);

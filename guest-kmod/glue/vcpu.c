@@ -138,17 +138,17 @@ static struct notifier_block perfctr_reboot_block = {
 
 int perfctr_vcpus_init(void)
 {
-	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
-				    perfctr_vcpu_online, perfctr_vcpu_offline);
+	int err = perfctr_platform->on_restore();
 
-	if (err < 0)
+	if (err)
 		return err;
-	perfctr_cpuhp_state = err;
-	err = perfctr_platform->on_restore();
-	if (err) {
-		cpuhp_remove_state(perfctr_cpuhp_state);
+	err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
+				perfctr_vcpu_online, perfctr_vcpu_offline);
+	if (err < 0) {
+		perfctr_platform->off_restore();
 		return err;
 	}
+	perfctr_cpuhp_state = err;
 	perfctr_is_loaded = true;
 	register_syscore(&perfctr_syscore);
 	/* This fails only if the block is already registered. */

@@ -43,6 +43,14 @@ pub struct Restoration {
     look: AtomicBool,
 }
 
+/// What has changed in a vCPU's page from one interrupt to the next.
+struct Change {
+    /// How many of the driver's interrupts explain it, from 0 to 2.
+    interrupts: u32,
+    /// Whether there were overflows and nothing else.
+    is_of_overflows: bool,
+}
+
 /// Returns whether the page is registered after this answer.
 const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
     match (op, answer) {
@@ -127,15 +135,18 @@ impl Restoration {
             self.go_on(hypervisor, before, page);
             return 1;
         }
-        let explained = self.explained(page);
-        if explained != 0 {
-            return explained;
+        let change = self.change_of(page);
+        // Overflows are frequent, and asking costs an exit. Where the flags have changed, the host
+        // may have forbidden the machine to count and allowed it again, and the interrupts of both
+        // may have become one.
+        if change.is_of_overflows {
+            return change.interrupts;
         }
         let moved = self.asks_machine(hypervisor);
         if moved {
             self.look.store(true, Relaxed);
         }
-        u32::from(moved)
+        change.interrupts.max(u32::from(moved))
     }
 
     /// Returns whether the kernel has to call [`Self::looks`] where it may wait.
@@ -186,12 +197,12 @@ impl Restoration {
         }
     }
 
-    /// Returns how many interrupts explain the change of the page since the last interrupt.
-    fn explained(&self, page: &VcpuPage) -> u32 {
+    /// Returns what has changed in the page since the last interrupt.
+    fn change_of(&self, page: &VcpuPage) -> Change {
         let frame = self.frame.load(Relaxed);
         // The kernel's own writes to the page are no change by a hypervisor.
         if frame == 0 || self.refused().is_some() {
-            return 0;
+            return Change { interrupts: 0, is_of_overflows: false };
         }
         let (overflows, flags) = (page.overflows.load(Relaxed), page.flags.load(Relaxed));
         let other_frame = self.seen_frame.swap(frame, Relaxed) != frame;
@@ -199,9 +210,10 @@ impl Restoration {
         let other_flags = self.seen_flags.swap(flags, Relaxed) != flags;
         if other_frame {
             // The number of overflows is not compared with that of another page.
-            return 1;
+            return Change { interrupts: 1, is_of_overflows: false };
         }
-        more.min(2).max(u64::from(other_flags)) as u32
+        let interrupts = more.min(2).max(u64::from(other_flags)) as u32;
+        Change { interrupts, is_of_overflows: more != 0 && !other_flags }
     }
 
     /// Returns whether the machine has been restored or allowed to count since the last call.
@@ -450,6 +462,39 @@ mod tests {
         page.overflows.store(overflows + 5, Relaxed);
         let of_another = vcpu.restoration.interrupted(&host, &host.answer(), &page);
         assert_eq!(of_another, 1, "another page has overflows of its own");
+    }
+
+    #[test]
+    fn one_interrupt_tells_of_a_changed_page_and_of_another_machine() {
+        let host = Host::new();
+        let page = page(EXECUTING, 3);
+        let vcpu = On::with_page(&host, &page);
+        let changes: [&dyn Fn(); 2] =
+            [&|| page.flags.store(VCPU_REGISTERED | VCPU_EXECUTING, Relaxed), &|| {
+                register(&vcpu, 0x56, 5).unwrap();
+            }];
+        for change in changes {
+            change();
+            host.machine.set(host.machine.get() + 1);
+            assert!(vcpu.interrupted(&host.answer(), &page));
+            assert!(vcpu.restoration.wants_look(), "the machine has another number");
+            assert!(!vcpu.looks(&host.answer(), true));
+            assert!(!vcpu.interrupted(&host.answer(), &page), "somebody else's interrupt");
+            assert!(!vcpu.restoration.wants_look());
+        }
+    }
+
+    #[test]
+    fn an_interrupt_of_an_overflow_makes_no_hypercall() {
+        let host = Host::new();
+        let page = page(EXECUTING, 3);
+        let vcpu = On::with_page(&host, &page);
+        host.asked.take();
+        for (overflows, asked) in [(4, 0), (6, 0), (6, 1)] {
+            page.overflows.store(overflows, Relaxed);
+            vcpu.interrupted(&host.answer(), &page);
+            assert_eq!(host.asked.take().len(), asked, "{overflows} overflows");
+        }
     }
 
     #[test]

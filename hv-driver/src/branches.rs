@@ -41,6 +41,11 @@ impl Branches {
         self.slots = 0;
     }
 
+    /// Returns whether nothing is recorded.
+    pub(crate) const fn is_none(&self) -> bool {
+        self.filter.is_none()
+    }
+
     /// Returns whether a change of the guest's mode starts or stops recording.
     #[inline(always)]
     pub(crate) const fn is_gated(&self) -> bool {
@@ -50,7 +55,7 @@ impl Branches {
     /// Begins to record, in the guest's kernel or in its user mode, on a CPU that may have another
     /// vCPU's records.
     pub(crate) fn begin<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, in_kernel: bool) {
-        if !self.filter.is_none() {
+        if !self.is_none() {
             cpu.begin_records(self.filter);
         }
         cpu.record(self.filter.records(in_kernel));
@@ -64,7 +69,7 @@ impl Branches {
 
     /// Reads the records for the counters `slots`, which were just seen to have overflowed.
     pub(crate) fn read<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>, slots: u32) {
-        if slots == 0 || self.filter.is_none() {
+        if slots == 0 || self.is_none() {
             return;
         }
         if let Some(branches) = &cpu.driver.registers.branches {

@@ -314,7 +314,7 @@ impl Vcpu {
             let _writing = self.publisher.begin(page);
             let after_others = cpu.admit(self.owner);
             let selected = self.config.slots() != 0;
-            if !allowed || !cpu.pcpu.counts() {
+            if !allowed || self.needs_pmu() && !cpu.pcpu.counts() {
                 // The page does not allow direct reads until the guest loads again.
                 self.state.direct = false;
                 self.branches.select(Filter::NONE);
@@ -348,6 +348,12 @@ impl Vcpu {
         });
         // As where a vCPU is revoked, the interrupt makes the guest look at its page.
         self.sampling.take_notify() | (could_read && !self.state.direct)
+    }
+
+    /// Returns whether the vCPU loses anything on a CPU whose PMU the driver does not have. A vCPU
+    /// that counts nothing still reads its time-stamp counter there.
+    const fn needs_pmu(&self) -> bool {
+        self.config.slots() != 0 || !self.branches.is_none()
     }
 
     /// Prepares for the next instruction, which enters the guest in `mode`. If the CPU counts this

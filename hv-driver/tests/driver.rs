@@ -790,6 +790,28 @@ fn nothing_counts_on_a_physical_cpu_that_differs() {
 }
 
 #[test]
+fn a_vcpu_that_counts_nothing_loses_nothing_on_a_physical_cpu_without_counters() {
+    let mut m = Machine::with(driver_that(true), Guest::pv());
+    let usual = std::mem::take(&mut m.pcpu);
+    for ticks in [18, 36] {
+        m.switch_from();
+        m.pmu.retire(1_000);
+        assert!(!m.switch_to(1, Kernel, true), "there is nothing to tell the guest");
+        m.pmu.retire(9);
+        assert_eq!(sample_vcpu(&m.page, &m.pmu, &[]).map(|sample| sample.tsc), Ok(ticks));
+    }
+    m.pcpu = usual;
+    m.load(&[counter(0, BOTH)]);
+    m.switch_from();
+    m.pcpu = Default::default();
+    assert!(m.switch_to(1, Kernel, true), "it loses what it has loaded");
+    assert_eq!(m.page.flags.load(Relaxed) & VCPU_DIRECT, 0);
+    m.switch_from();
+    assert!(!m.switch_to(1, Kernel, true), "once");
+    assert_eq!(m.page.flags.load(Relaxed) & VCPU_DIRECT, 0, "until the guest loads again");
+}
+
+#[test]
 fn whoever_takes_the_pmu_over_clears_pebs() {
     let cpuid = Identity { features: 1 << 21, ..nehalem() };
     let driver = Driver::new(&cpuid, &SETTINGS).unwrap();
