@@ -248,9 +248,16 @@ impl<P: Pmu> ThisCpu<'_, P> {
     /// Lets exactly these slots write precise records. Other ones forget that a record is due.
     #[inline(always)]
     pub(crate) fn write_records(&mut self, slots: u32) {
-        if self.pcpu.precise == slots || !self.pcpu.counts() {
-            return;
+        if self.pcpu.precise != slots && self.pcpu.counts() {
+            self.enable_records(slots);
         }
+    }
+
+    /// This function is not inlined, so that vCPUs without precise records do not save registers
+    /// for it.
+    #[cold]
+    #[inline(never)]
+    fn enable_records(&mut self, slots: u32) {
         self.pcpu.precise = slots;
         if let Some(precise) = &self.driver.registers.precise {
             precise.enable(self.pmu, slots);

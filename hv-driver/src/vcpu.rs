@@ -515,7 +515,7 @@ impl Vcpu {
     /// Notes `place` as the place of each overflow that was seen since the last call. The caller
     /// calls this as soon as an overflow is seen.
     pub fn overflowed_at(&mut self, place: &HvPlace) {
-        self.sampling.place(place);
+        self.sampling.place(place, &self.config);
     }
 
     /// Returns the place where a counter has overflowed since it was loaded, if the guest has not
@@ -548,7 +548,7 @@ impl Vcpu {
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
-        self.sampling.configure(config, precise);
+        self.sampling.configure(config.sampling(), precise);
         self.branches.forget_overflows();
         self.plain = self.is_plain(driver);
         self.state.loaded = config.slots();
@@ -614,7 +614,9 @@ impl Vcpu {
     /// Reads and clears the precise records of the overflows that were just seen.
     #[inline(always)]
     fn read_records<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>) {
-        self.sampling.read_records(cpu, self.counts_user, self.counts_kernel);
+        if self.sampling.precise() != 0 {
+            self.sampling.read_records(cpu, self.counts_user, self.counts_kernel);
+        }
     }
 
     /// Presets the sampling counters, if there are any.

@@ -35,7 +35,7 @@ pub const DRIVER_BYTES: usize = 328;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 600;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2744;
+pub const VCPU_BYTES: usize = 2736;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
