@@ -36,6 +36,17 @@ pub enum GuestMode {
     Kernel,
 }
 
+/// The work that a change of the guest's mode takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToggleWork {
+    /// There is nothing to do.
+    Nothing,
+    /// Counters are read, and no register is written.
+    Usual,
+    /// There are sampling counters or recorded branches of one mode, or the driver measures itself.
+    Unusual,
+}
+
 /// The vCPU that registers a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
@@ -423,24 +434,36 @@ impl Vcpu {
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
-        if self.plain && self.state.executing {
-            cpu.pcpu.stats.toggled(self.gated_reads);
-            self.change_mode(cpu.pmu, page, mode);
-            return self.sampling.take_notify();
+        match self.work_of_toggle() {
+            ToggleWork::Nothing => false,
+            ToggleWork::Usual => {
+                cpu.pcpu.stats.toggled(self.gated_reads);
+                self.change_mode(cpu.pmu, page, mode);
+                self.sampling.take_notify()
+            }
+            ToggleWork::Unusual => self.toggle_otherwise(cpu, page, mode),
         }
-        // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
-        // `switch_to` learns the final one.
-        let concerned = self.gated != 0 || self.branches.is_gated();
-        concerned && self.state.executing && self.toggle_otherwise(cpu.reborrow(), page, mode)
     }
 
-    /// Changes the mode in the less usual cases. This is a function of its own, so that the usual
-    /// case does not have to save registers, and it takes `cpu` itself, so that the usual case does
-    /// not have to put `cpu` into memory.
-    #[inline(never)]
+    /// Returns the work that the next change of the guest's mode takes.
+    #[inline(always)]
+    pub fn work_of_toggle(&self) -> ToggleWork {
+        // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
+        // `switch_to` learns the final one.
+        if !self.state.executing {
+            ToggleWork::Nothing
+        } else if self.plain {
+            ToggleWork::Usual
+        } else if self.gated != 0 || self.branches.is_gated() {
+            ToggleWork::Unusual
+        } else {
+            ToggleWork::Nothing
+        }
+    }
+
     fn toggle_otherwise<P: Pmu>(
         &mut self,
-        mut cpu: ThisCpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
