@@ -256,7 +256,7 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
             let (sampled, overflows) = (self.sampling.slots(), self.state.overflows);
-            cpu.write_records(0);
+            self.stop_records(cpu, u32::MAX);
             self.fold(cpu.pmu, page, self.running);
             self.read_records(cpu);
             self.configure(cpu.driver, config);
@@ -284,7 +284,7 @@ impl Vcpu {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
-            cpu.write_records(0);
+            self.stop_records(cpu, u32::MAX);
             self.fold(cpu.pmu, page, self.running);
             self.branches.read(cpu, self.sampling.unplaced());
             self.read_records(cpu);
@@ -461,7 +461,9 @@ impl Vcpu {
         }
     }
 
-    fn toggle_otherwise<P: Pmu>(
+    /// Handles the guest's change to `mode` if its work is [`ToggleWork::Unusual`]. Returns whether
+    /// to send the guest the virtual interrupt.
+    pub fn toggle_otherwise<P: Pmu>(
         &mut self,
         cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
@@ -474,7 +476,7 @@ impl Vcpu {
             }
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
-            cpu.write_records(cpu.writing_records() & !self.gated);
+            self.stop_records(cpu, self.gated);
             self.fold(cpu.pmu, page, self.running & self.gated);
             self.read_records(cpu);
             self.branches.read(cpu, self.sampling.unplaced());
@@ -631,7 +633,18 @@ impl Vcpu {
     #[inline(always)]
     fn let_count<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>) {
         cpu.enable_except(self.stopped());
-        cpu.write_records(self.sampling.precise() & self.running);
+        if self.sampling.precise() != 0 {
+            cpu.write_records(self.sampling.precise() & self.running);
+        }
+    }
+
+    /// Lets these slots write no precise records any more. While the vCPU executes, only its own
+    /// slots write any.
+    #[inline(always)]
+    fn stop_records<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, slots: u32) {
+        if self.sampling.precise() != 0 {
+            cpu.write_records(cpu.writing_records() & !slots);
+        }
     }
 
     /// Reads and clears the precise records of the overflows that were just seen.

@@ -527,24 +527,22 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     kernel: bool,
 ) -> bool {
     // SAFETY: C calls this where its guest changes the mode, with interrupts disabled.
-    let cpu = unsafe { OnCpu::new(cpu) };
+    let mut cpu = unsafe { OnCpu::new(cpu) };
     match vcpu.parts().0.work_of_toggle() {
         ToggleWork::Nothing => false,
-        ToggleWork::Usual => toggle(cpu, vcpu, kernel),
+        ToggleWork::Usual => {
+            let (vcpu, page) = vcpu.parts();
+            vcpu.toggle(&mut cpu.cpu(), page, mode(kernel))
+        }
         ToggleWork::Unusual => toggle_otherwise(cpu, vcpu, kernel),
     }
 }
 
-#[inline(always)]
-fn toggle(mut cpu: OnCpu<'_>, vcpu: &mut VcpuObject, kernel: bool) -> bool {
-    let (vcpu, page) = vcpu.parts();
-    vcpu.toggle(&mut cpu.cpu(), page, mode(kernel))
-}
-
 /// This function is not inlined, so that the usual change of the mode does not save registers.
 #[inline(never)]
-fn toggle_otherwise(cpu: OnCpu<'_>, vcpu: &mut VcpuObject, kernel: bool) -> bool {
-    toggle(cpu, vcpu, kernel)
+fn toggle_otherwise(mut cpu: OnCpu<'_>, vcpu: &mut VcpuObject, kernel: bool) -> bool {
+    let (vcpu, page) = vcpu.parts();
+    vcpu.toggle_otherwise(&mut cpu.cpu(), page, mode(kernel))
 }
 
 /// Stops the vCPU that is current here, if the host no longer lets it count.
