@@ -103,12 +103,6 @@ pub struct ThisCpu<'a, P> {
 }
 
 impl<P: Pmu> ThisCpu<'_, P> {
-    /// Returns the same CPU for a shorter time.
-    #[inline(always)]
-    pub(crate) const fn reborrow(&mut self) -> ThisCpu<'_, P> {
-        ThisCpu { driver: self.driver, pcpu: self.pcpu, pmu: self.pmu, number: self.number }
-    }
-
     /// Takes over a CPU that comes up, for the first time or again. Its registers may hold
     /// anything.
     ///
@@ -280,6 +274,7 @@ impl<P: Pmu> ThisCpu<'_, P> {
     }
 
     /// Runs `entry`, whose kind is `hook` (`HOOK_*`), and adds its work to the statistics.
+    #[inline(always)]
     pub(crate) fn enter(
         &mut self,
         hook: usize,
