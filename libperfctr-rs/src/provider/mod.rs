@@ -125,14 +125,20 @@ impl Backend {
 
     #[inline(always)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        self.taken(self.pages.read(counts), counts)
+        match self.pages.reader() {
+            Some(reader) => self.taken(reader.read(counts), counts),
+            None => self.read_without_pages(counts),
+        }
     }
 
     /// Reads the counters like [`read`](Self::read), without the TSC. The TSC of the result has no
     /// meaning.
     #[inline(always)]
     pub(crate) fn counts(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        self.taken(self.pages.counts(counts), counts)
+        match self.pages.reader() {
+            Some(reader) => self.taken(reader.counts(counts), counts),
+            None => self.read_without_pages(counts),
+        }
     }
 
     #[inline(always)]
@@ -144,6 +150,15 @@ impl Backend {
         match snapshot {
             Ok(Snapshot { tsc, retries }) => Ok(Taken { tsc, retries, direct: true }),
             Err(error) => self.read_otherwise(error, counts),
+        }
+    }
+
+    /// Reads counters of a provider that has no pages, or tells a forked child that it has none.
+    #[inline(always)]
+    fn read_without_pages(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        match &self.counters {
+            Counters::Native(native) => native.read(counts),
+            _ => self.read_otherwise(ReadError::NotDirect, counts),
         }
     }
 
