@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides when the guest's switches of threads are watched, and when pages and the watch end
+//! Decides when the guest's switches of threads are watched, and when counters, pages and the watch
+//! end
 //! (`docs/adr/0014-switches-are-watched-on-demand.md`).
 //!
 //! Whoever may need a page registered is a *watcher*. The watch begins before the first watcher
 //! registers a page. When there is no watcher any more, each CPU takes its page back, and then the
 //! watch ends.
 
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
-/// How long counters that nobody reads keep running, unit: ms.
+use crate::vcpu::Counting;
+
+/// How long nobody counts before counters that nobody reads are stopped, unit: ms.
 ///
 /// Programs that stop often start again soon: they find their configuration loaded, and no CPU is
 /// interrupted.
-pub const STOP_DELAY_MS: u32 = 100;
+const STOP_DELAY_MS: u32 = 100;
+/// The longest time of this kind, unit: ms.
+const STOP_DELAY_MAX_MS: u32 = 1_600;
 
 /// How long pages that nobody needs stay registered, unit: ms.
 ///
@@ -96,9 +104,113 @@ impl Watch {
     }
 }
 
+/// Decides when counters that nobody reads are stopped. That interrupts each CPU on which counters
+/// run.
+///
+/// A look at the threads that count decides it, some time after one has stopped. If anybody has
+/// started since the look before, the next look decides it, so that a program which starts and
+/// stops all the time interrupts no CPU. After each interrupt looks wait twice as long, so that a
+/// program which starts seldom interrupts CPUs seldom.
+#[derive(Debug)]
+pub struct Stops {
+    /// The number of starts at the last look.
+    starts: AtomicU32,
+    delay_ms: AtomicU32,
+}
+
+/// What a look at the threads that count has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Somebody counts, and has another look taken after stopping.
+    Counting,
+    /// Somebody has counted since the look before, so another look has to follow.
+    HasCounted,
+    /// Nobody has counted since then, so counters are to be stopped.
+    Idle,
+}
+
+impl Stops {
+    /// Makes the state before anybody has counted.
+    pub const fn new() -> Self {
+        Self { starts: AtomicU32::new(0), delay_ms: AtomicU32::new(STOP_DELAY_MS) }
+    }
+
+    /// Returns the time between a stop and the next look, and between two looks, unit: ms.
+    pub fn delay_ms(&self) -> u32 {
+        // ATOMICS: no other memory depends on the order of these numbers.
+        self.delay_ms.load(Relaxed)
+    }
+
+    /// Looks at the threads that count. Only one look is taken at a time.
+    pub fn look(&self, counting: &Counting) -> Look {
+        let Some(starts) = counting.starts_if_idle() else { return Look::Counting };
+        if self.starts.load(Relaxed) != starts {
+            self.starts.store(starts, Relaxed);
+            return Look::HasCounted;
+        }
+        Look::Idle
+    }
+
+    /// Notes that CPUs are interrupted to stop their counters.
+    pub fn interrupts(&self) {
+        self.delay_ms.store((2 * self.delay_ms()).min(STOP_DELAY_MAX_MS), Relaxed);
+    }
+
+    /// Notes that nobody has had counters for so long that the watch has ended.
+    pub fn forget(&self) {
+        self.delay_ms.store(STOP_DELAY_MS, Relaxed);
+    }
+}
+
+impl Default for Stops {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
     use super::*;
+
+    fn start_and_stop(counting: &Counting) {
+        counting.moved(false, true);
+        counting.moved(true, false);
+    }
+
+    #[test]
+    fn who_starts_and_stops_all_the_time_interrupts_nobody() {
+        let (stops, counting) = (Stops::new(), Counting::new());
+        for _ in 0..1_000 {
+            start_and_stop(&counting);
+            assert_eq!(stops.look(&counting), Look::HasCounted);
+        }
+        counting.moved(false, true);
+        assert_eq!(stops.look(&counting), Look::Counting);
+        counting.moved(true, false);
+        assert_eq!(stops.look(&counting), Look::HasCounted, "it has started since");
+        assert_eq!(stops.delay_ms(), STOP_DELAY_MS);
+        assert_eq!(stops.look(&counting), Look::Idle);
+    }
+
+    #[test]
+    fn who_starts_seldom_interrupts_seldom() {
+        let (stops, counting) = (Stops::new(), Counting::new());
+        let mut delays = Vec::new();
+        for _ in 0..6 {
+            delays.push(stops.delay_ms());
+            start_and_stop(&counting);
+            let looks = [stops.look(&counting), stops.look(&counting)];
+            assert_eq!(looks, [Look::HasCounted, Look::Idle]);
+            stops.interrupts();
+        }
+        assert_eq!(delays, [100, 200, 400, 800, 1_600, 1_600]);
+        stops.forget();
+        assert_eq!(stops.delay_ms(), STOP_DELAY_MS);
+    }
 
     fn watched() -> Watch {
         let watch = Watch::new();
