@@ -402,6 +402,21 @@ static void allow_rdpmc(const char *who)
     close(fd);
 }
 
+/*
+ * Lets Linux clear the counters that perf has used, which it does when a process continues that may
+ * execute RDPMC. Otherwise it would do so at any time later.
+ */
+static void let_linux_clear_counters(void)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        _exit(0);
+    }
+    waitpid(pid, &status, 0);
+}
+
 static sigjmp_buf fault;
 static void on_fault(int sig)
 {
@@ -1150,6 +1165,7 @@ static void check_overflows(void)
 
             ioctl(fd, PERF_EVENT_IOC_ENABLE, 0);
             close(fd);
+            let_linux_clear_counters();
             wrmsr(pmu.control, 0);
             select_event(n, 0xc0, interrupts);
             wrmsr(c.msr, -1000 & counter_mask());
@@ -1183,6 +1199,7 @@ static void check_counters(void)
 {
     execute_on(0);
     allow_rdpmc("2");
+    let_linux_clear_counters();
     check_written_counters();
     check_each_counter();
     check_selectors();
@@ -1249,6 +1266,7 @@ static void check_edges(long window)
                BRANCHES(b, bodies[b].rounds));
         close(branch), close(user);
     }
+    let_linux_clear_counters();
     wrmsr(pmu.control, 1);
     wrmsr(select_msr(0), USER_ENABLED | 0xc0);
     check_deviations("without fences", false, -2 * window, 2 * window, 0);

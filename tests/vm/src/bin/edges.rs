@@ -4,6 +4,7 @@
 //! (`rdpmc:N`).
 
 use std::process::ExitCode;
+use std::sync::Barrier;
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -26,9 +27,9 @@ const SHORT: Region = Region { first: 1, second: 1 };
 const REGIONS: usize = 20_000;
 const ITERATIONS: u64 = 1_000;
 /// Regions of each thread of the second check, and how often it yields its CPU in each of them.
-const LONG_REGIONS: usize = 50;
+const LONG_REGIONS: usize = 20;
 const YIELDS: u64 = 400;
-/// Threads on each vCPU that take turns.
+/// Threads on one vCPU that take turns.
 const THREADS: usize = 2;
 
 /// Compares counts with the truth where RDPMC is not serialising.
@@ -100,7 +101,7 @@ fn main() -> Result<ExitCode> {
     let long = long_regions(around_body)?;
     let switches = switches()? - before;
     println!("regions with {YIELDS} switches deviate by {long:?}");
-    let regions = (cpus()?.len() * THREADS * LONG_REGIONS) as u64;
+    let regions = (THREADS * LONG_REGIONS) as u64;
     tally.check("threads were switched in the middle of regions", {
         let wanted = regions * YIELDS / 2;
         if switches >= wanted { Ok(()) } else { Err(format!("{switches}, {wanted} expected")) }
@@ -127,16 +128,16 @@ fn regions(overhead: Overhead) -> Result<Found> {
     Ok(found)
 }
 
-/// Measures regions in which threads switch, on all vCPUs.
+/// Measures regions in which threads switch.
 fn long_regions(overhead: Overhead) -> Result<Found> {
-    let cpus = cpus()?;
+    let cpu = *cpus()?.first().context("there is no CPU")?;
+    let gate = &Barrier::new(THREADS);
     Ok(thread::scope(|scope| {
-        let start =
-            |&cpu: &usize| [(); THREADS].map(|()| scope.spawn(move || switching(cpu, overhead)));
-        let threads: Vec<_> = cpus.iter().flat_map(start).collect();
+        let threads = [(); THREADS]
+            .map(|()| scope.spawn(move || or_exit(cpu, switching(cpu, overhead, gate))));
         let mut found = Found::default();
         for thread in threads {
-            let theirs = or_exit(0, thread.join().expect("no thread panics"));
+            let theirs = thread.join().expect("no thread panics");
             found.iter_mut().zip(theirs).for_each(|(all, one)| all.merge(one));
         }
         found
@@ -144,13 +145,15 @@ fn long_regions(overhead: Overhead) -> Result<Found> {
 }
 
 /// Measures regions in which this thread yields its CPU to the other one of the same CPU.
-fn switching(cpu: usize, overhead: Overhead) -> Result<Found> {
+fn switching(cpu: usize, overhead: Overhead, gate: &Barrier) -> Result<Found> {
     run_on(SELF, &[cpu])?;
     take_turns()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&EVENTS)?;
     let (mut found, mut pages) = (Found::default(), FreshPages::new()?);
     let body = Body::new(Does::Yield, YIELDS);
+    // A thread that began first would not let the other one begin.
+    gate.wait();
     for _ in 0..LONG_REGIONS {
         let reading = measure_body::<2>(&session, &body, pages.take(2)?).context("cannot read")?;
         add(&mut found, &reading, body.executed(), overhead);
