@@ -1362,7 +1362,8 @@ static void check_freezing(void)
         expect("freezing msr", "frozen", rdmsr(pmu.status) & FROZEN,
                freezes && by_status ? FROZEN : 0);
         expect("freezing msr", "counts after its overflow", rdmsr(counter_msr(3)) != 0, !freezes);
-        expect("freezing msr", "another one counts, too", rdmsr(counter_msr(2)) != BEFORE, !freezes);
+        expect("freezing msr", "another one counts, too", rdmsr(counter_msr(2)) != BEFORE,
+               !freezes);
         if (fixed_counters()) {
             expect("freezing msr", "a fixed one counts, too", rdmsr(FIXED0) != BEFORE, !freezes);
         }

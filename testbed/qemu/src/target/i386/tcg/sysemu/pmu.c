@@ -1188,9 +1188,9 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
 }
 
 /*
- * Returns what RDPMC reads of this counter. With the habit rdpmc, some events before the instruction
- * have not been counted yet, or some behind it have; but none from before the last fence is missing,
- * and none of a mode that the counter does not count.
+ * Returns what RDPMC reads of this counter. With the habit rdpmc, some events before the
+ * instruction have not been counted yet, or some behind it have; but none from before the last
+ * fence is missing, and none of a mode that the counter does not count.
  */
 static uint64_t value_in_flight(CPUX86State *env, int i)
 {
