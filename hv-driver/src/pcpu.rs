@@ -274,7 +274,6 @@ impl<P: Pmu> ThisCpu<'_, P> {
     }
 
     /// Runs `entry`, whose kind is `hook` (`HOOK_*`), and adds its work to the statistics.
-    #[inline(always)]
     pub(crate) fn enter(
         &mut self,
         hook: usize,
