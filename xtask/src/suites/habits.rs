@@ -353,14 +353,13 @@ fn latched(report: &mut Report) -> Result<()> {
 fn frozen(report: &mut Report) -> Result<()> {
     let mut spec = counting("pv", "on", "freeze", SAMPLE)?;
     spec.topology.cpu.push_str(",pmu-version=4");
-    let outcome = machine::run(&spec)?;
-    let counts = counts(&outcome)?;
-    report.test("a PV guest's counts are exact where the firmware has frozen the counters", || {
-        ensure!(counts.iter().all(Count::is_exact), "{counts:?}");
-        Ok(())
-    });
-    every_sample(report, "a PV guest on counters that were frozen", &outcome);
-    Ok(())
+    let exact = "a PV guest's counts are exact where the firmware has frozen the counters";
+    exact_counts_and_samples(
+        report,
+        exact,
+        "a PV guest on counters that were frozen",
+        &machine::run(&spec)?,
+    )
 }
 
 /// Checks the same for AMD's version 2: first on the bare machine, where each CPU has to be as its
@@ -372,14 +371,13 @@ fn frozen_by_amd(report: &mut Report) -> Result<()> {
     report.succeeds(&spec, "on AMD an interrupt freezes all counters until a bit is cleared")?;
     let mut spec = counting("pv-amd", "on", "freeze", SAMPLE)?;
     spec.topology.cpu.push_str(tenants::V2);
-    let outcome = machine::run(&spec)?;
-    let counts = counts(&outcome)?;
-    report.test("a PV guest's counts are exact where AMD's firmware has frozen counters", || {
-        ensure!(counts.iter().all(Count::is_exact), "{counts:?}");
-        Ok(())
-    });
-    every_sample(report, "a PV guest on AMD's counters that were frozen", &outcome);
-    Ok(())
+    let exact = "a PV guest's counts are exact where AMD's firmware has frozen counters";
+    exact_counts_and_samples(
+        report,
+        exact,
+        "a PV guest on AMD's counters that were frozen",
+        &machine::run(&spec)?,
+    )
 }
 
 /// Checks the model of CPUs where RDPMC misses events, or reads some too early, and what is true of
@@ -395,12 +393,24 @@ fn edges(report: &mut Report) -> Result<()> {
     let script = format!("/work/edges --window {WINDOW}; status=$?; {SAMPLE}; exit $status");
     let spec = counting("pv", "on", &format!("rdpmc:{WINDOW}"), &script)?;
     let outcome = report.program_outcome(spec, "edges")?;
-    let counts = counts(&outcome)?;
-    report.test("a PV guest counts whole programs exactly although RDPMC deviates", || {
+    let exact = "a PV guest counts whole programs exactly although RDPMC deviates";
+    exact_counts_and_samples(report, exact, "a PV guest where RDPMC deviates", &outcome)
+}
+
+/// Checks that `whose` counts are exact, by the test of the name `exact`, and that its samples are
+/// complete.
+fn exact_counts_and_samples(
+    report: &mut Report,
+    exact: &str,
+    whose: &str,
+    outcome: &Outcome,
+) -> Result<()> {
+    let counts = counts(outcome)?;
+    report.test(exact, || {
         ensure!(counts.iter().all(Count::is_exact), "{counts:?}");
         Ok(())
     });
-    every_sample(report, "a PV guest where RDPMC deviates", &outcome);
+    every_sample(report, whose, outcome);
     Ok(())
 }
 
