@@ -104,65 +104,66 @@ impl Watch {
     }
 }
 
-/// Decides when counters that nobody reads are stopped. That interrupts each CPU on which counters
-/// run.
+/// Decides when counters that nobody reads are stopped. Stopping them interrupts each CPU on which
+/// counters run.
 ///
-/// A look at the threads that count decides it, some time after one has stopped. If anybody has
-/// started since the look before, the next look decides it, so that a program which starts and
-/// stops all the time interrupts no CPU. After each interrupt looks wait twice as long, so that a
-/// program which starts seldom interrupts CPUs seldom.
+/// The module checks some time after a thread has stopped. If no thread has started since the check
+/// before, it stops the counters; otherwise it checks again later. So a program that starts and
+/// stops all the time interrupts no CPU. After each round of interrupts, the time between two
+/// checks doubles, so that a program which starts seldom interrupts CPUs seldom.
 #[derive(Debug)]
-pub struct Stops {
-    /// The number of starts at the last look.
+pub struct StopTimer {
+    /// The number of starts at the last check.
     starts: AtomicU32,
     delay_ms: AtomicU32,
 }
 
-/// What a look at the threads that count has found.
+/// What the threads have done since the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// Somebody counts, and has another look taken after stopping.
-    Counting,
-    /// Somebody has counted since the look before, so another look has to follow.
+pub enum Activity {
+    /// A thread counts. There will be another check after it has stopped.
+    CountsNow,
+    /// A thread has counted since the last check, so another check has to follow.
     HasCounted,
-    /// Nobody has counted since then, so counters are to be stopped.
+    /// No thread has counted since the last check, so counters are to be stopped.
     Idle,
 }
 
-impl Stops {
+impl StopTimer {
     /// Makes the state before anybody has counted.
     pub const fn new() -> Self {
         Self { starts: AtomicU32::new(0), delay_ms: AtomicU32::new(STOP_DELAY_MS) }
     }
 
-    /// Returns the time between a stop and the next look, and between two looks, unit: ms.
+    /// Returns the time from a thread's stop to the next check, and between two checks, unit: ms.
     pub fn delay_ms(&self) -> u32 {
         // ATOMICS: no other memory depends on the order of these numbers.
         self.delay_ms.load(Relaxed)
     }
 
-    /// Looks at the threads that count. Only one look is taken at a time.
-    pub fn look(&self, counting: &Counting) -> Look {
-        let Some(starts) = counting.starts_if_idle() else { return Look::Counting };
+    /// Checks what the threads have done since the last check. Callers make one check at a time.
+    pub fn check(&self, counting: &Counting) -> Activity {
+        let Some(starts) = counting.starts_if_idle() else { return Activity::CountsNow };
         if self.starts.load(Relaxed) != starts {
             self.starts.store(starts, Relaxed);
-            return Look::HasCounted;
+            return Activity::HasCounted;
         }
-        Look::Idle
+        Activity::Idle
     }
 
-    /// Notes that CPUs are interrupted to stop their counters.
-    pub fn interrupts(&self) {
+    /// Doubles the time between two checks, because CPUs are interrupted to stop their counters.
+    pub fn wait_longer(&self) {
         self.delay_ms.store((2 * self.delay_ms()).min(STOP_DELAY_MAX_MS), Relaxed);
     }
 
-    /// Notes that nobody has had counters for so long that the watch has ended.
-    pub fn forget(&self) {
+    /// Makes the time between two checks short again, because the watch has ended: nobody has had
+    /// counters for long.
+    pub fn reset_delay(&self) {
         self.delay_ms.store(STOP_DELAY_MS, Relaxed);
     }
 }
 
-impl Default for Stops {
+impl Default for StopTimer {
     fn default() -> Self {
         Self::new()
     }
@@ -183,33 +184,33 @@ mod tests {
 
     #[test]
     fn who_starts_and_stops_all_the_time_interrupts_nobody() {
-        let (stops, counting) = (Stops::new(), Counting::new());
+        let (timer, counting) = (StopTimer::new(), Counting::new());
         for _ in 0..1_000 {
             start_and_stop(&counting);
-            assert_eq!(stops.look(&counting), Look::HasCounted);
+            assert_eq!(timer.check(&counting), Activity::HasCounted);
         }
         counting.moved(false, true);
-        assert_eq!(stops.look(&counting), Look::Counting);
+        assert_eq!(timer.check(&counting), Activity::CountsNow);
         counting.moved(true, false);
-        assert_eq!(stops.look(&counting), Look::HasCounted, "it has started since");
-        assert_eq!(stops.delay_ms(), STOP_DELAY_MS);
-        assert_eq!(stops.look(&counting), Look::Idle);
+        assert_eq!(timer.check(&counting), Activity::HasCounted, "it has started since");
+        assert_eq!(timer.delay_ms(), STOP_DELAY_MS);
+        assert_eq!(timer.check(&counting), Activity::Idle);
     }
 
     #[test]
     fn who_starts_seldom_interrupts_seldom() {
-        let (stops, counting) = (Stops::new(), Counting::new());
+        let (timer, counting) = (StopTimer::new(), Counting::new());
         let mut delays = Vec::new();
         for _ in 0..6 {
-            delays.push(stops.delay_ms());
+            delays.push(timer.delay_ms());
             start_and_stop(&counting);
-            let looks = [stops.look(&counting), stops.look(&counting)];
-            assert_eq!(looks, [Look::HasCounted, Look::Idle]);
-            stops.interrupts();
+            let checks = [timer.check(&counting), timer.check(&counting)];
+            assert_eq!(checks, [Activity::HasCounted, Activity::Idle]);
+            timer.wait_longer();
         }
         assert_eq!(delays, [100, 200, 400, 800, 1_600, 1_600]);
-        stops.forget();
-        assert_eq!(stops.delay_ms(), STOP_DELAY_MS);
+        timer.reset_delay();
+        assert_eq!(timer.delay_ms(), STOP_DELAY_MS);
     }
 
     fn watched() -> Watch {

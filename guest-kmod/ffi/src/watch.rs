@@ -4,7 +4,7 @@
 use core::ffi::c_int;
 
 use guest_kmod::LocalVcpu;
-use guest_kmod::watch::{Look, Stops, Watch};
+use guest_kmod::watch::{Activity, StopTimer, Watch};
 
 use crate::COUNTING;
 use crate::call::Call;
@@ -22,7 +22,7 @@ unsafe extern "C" {
 }
 
 static WATCH: Watch = Watch::new();
-static STOPS: Stops = Stops::new();
+static STOP_TIMER: StopTimer = StopTimer::new();
 
 /// Adds a watcher, and begins to watch switches first if they are not watched.
 ///
@@ -66,7 +66,7 @@ pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
     Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| registered_observer(vcpu).is_some()));
     let has_ended = WATCH.end(moment, !is_exit && is_shown(None));
     if has_ended {
-        STOPS.forget();
+        STOP_TIMER.reset_delay();
     }
     has_ended
 }
@@ -90,23 +90,23 @@ pub extern "C" fn perfctr_core_is_idle() -> bool {
 /// Returns the time after which [`perfctr_core_stop_if_idle`] is to be called, unit: ms.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop_delay() -> u32 {
-    STOPS.delay_ms()
+    STOP_TIMER.delay_ms()
 }
 
 /// Stops the counters of all vCPUs if nobody counts or has counted lately.
 ///
-/// If somebody has, it has itself called again; see [`Stops::look`]. vCPUs on which no counter runs
-/// are not interrupted. C makes one call at a time.
+/// If somebody has counted lately, C calls it again after a while; see [`StopTimer::check`]. vCPUs
+/// on which no counter runs are not interrupted. C makes one call at a time.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop_if_idle() {
-    match STOPS.look(&COUNTING) {
-        Look::Counting => {}
+    match STOP_TIMER.check(&COUNTING) {
+        Activity::CountsNow => {}
         // SAFETY: C takes no lock that the caller could hold.
-        Look::HasCounted => unsafe { perfctr_glue_stop_if_idle() },
-        Look::Idle if vcpus().any(is_counting) => {
-            STOPS.interrupts();
+        Activity::HasCounted => unsafe { perfctr_glue_stop_if_idle() },
+        Activity::Idle if vcpus().any(is_counting) => {
+            STOP_TIMER.wait_longer();
             Call::StopIfIdle.on_these(vcpus().filter(|vcpu| is_counting(vcpu)));
         }
-        Look::Idle => {}
+        Activity::Idle => {}
     }
 }
