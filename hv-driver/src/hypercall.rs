@@ -246,7 +246,12 @@ pub fn serve(
             caller.on_vcpu(|_, _, _, _| ()).ok_or(Errno::NXIO)?;
             caller.unregister();
         }
-        Request::Load(config) => load(caller, &config)?,
+        Request::Load(counters) => {
+            // The configuration is large. It is made here, because it is copied less often than if
+            // it were a part of the request.
+            let config = Config::new(&driver.caps, counters).map_err(|error| error.errno())?;
+            load(caller, &config)?;
+        }
         Request::Stop => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.stop(cpu, page)).ok_or(Errno::NXIO)?;
         }
@@ -348,8 +353,7 @@ fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
 
 /// A well-formed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "there is no heap to put a configuration on")]
-pub enum Request {
+pub enum Request<'a> {
     /// The handshake.
     Query,
     /// Register the page with this guest frame number.
@@ -363,8 +367,8 @@ pub enum Request {
     },
     /// Unregister the page.
     Unregister,
-    /// Program this configuration.
-    Load(Config),
+    /// Program the configuration that consists of these counters.
+    Load(&'a [CounterConfig]),
     /// Stop counting.
     Stop,
     /// Return the place where this counter has overflowed.
@@ -398,7 +402,7 @@ pub enum Request {
 /// # Errors
 ///
 /// The error number to return.
-pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> {
+pub fn decode<'a>(driver: &Driver, op: u32, bytes: &'a [u8]) -> Result<Request<'a>, Errno> {
     let operation = Operation::new(op)?;
     match operation {
         Operation::Query => query(bytes),
@@ -413,7 +417,7 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
         Operation::Unregister if bytes.is_empty() => Ok(Request::Unregister),
         Operation::Stop if bytes.is_empty() => Ok(Request::Stop),
         Operation::Unregister | Operation::Stop => Err(Errno::INVAL),
-        Operation::Load => decode_load(driver, bytes),
+        Operation::Load => decode_load(bytes),
         Operation::Place => {
             let argument = HvPlace::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             PhysSlot::from_guest(argument.slot).map(Request::Place).ok_or(Errno::INVAL)
@@ -445,7 +449,7 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
     }
 }
 
-fn decode_record(bytes: &[u8]) -> Result<Request, Errno> {
+fn decode_record(bytes: &[u8]) -> Result<Request<'static>, Errno> {
     match HvRecord::read_from_bytes(bytes) {
         Ok(HvRecord { filter, reserved: 0 }) => {
             Filter::new(filter).map(Request::Record).ok_or(Errno::INVAL)
@@ -454,7 +458,11 @@ fn decode_record(bytes: &[u8]) -> Result<Request, Errno> {
     }
 }
 
-fn decode_profile(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {
+fn decode_profile(
+    driver: &Driver,
+    operation: Operation,
+    bytes: &[u8],
+) -> Result<Request<'static>, Errno> {
     match operation {
         Operation::ProfileStart => {
             let profile = HvProfile::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
@@ -467,7 +475,11 @@ fn decode_profile(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result
     }
 }
 
-fn decode_accounts(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {
+fn decode_accounts(
+    driver: &Driver,
+    operation: Operation,
+    bytes: &[u8],
+) -> Result<Request<'static>, Errno> {
     match operation {
         Operation::AccountsStart => {
             let accounting = HvAccounting::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
@@ -483,7 +495,7 @@ fn decode_accounts(driver: &Driver, operation: Operation, bytes: &[u8]) -> Resul
     }
 }
 
-fn query(bytes: &[u8]) -> Result<Request, Errno> {
+fn query(bytes: &[u8]) -> Result<Request<'static>, Errno> {
     let guest = HvQuery::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
     if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
 }
@@ -503,13 +515,11 @@ pub fn answer(driver: &Driver, limits: Option<Limits>, machine: u64) -> HvQuery 
     }
 }
 
-fn decode_load(driver: &Driver, bytes: &[u8]) -> Result<Request, Errno> {
+fn decode_load(bytes: &[u8]) -> Result<Request<'_>, Errno> {
     let (&header, rest) = <[u32; 2]>::ref_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
     let [counters, reserved] = header;
     if reserved != 0 || bytes.len() != HvLoad::bytes(counters as usize) {
         return Err(Errno::INVAL);
     }
-    let counters = <[CounterConfig]>::ref_from_bytes(rest).map_err(|_| Errno::INVAL)?;
-    let config = Config::new(&driver.caps, counters).map_err(|error| error.errno())?;
-    Ok(Request::Load(config))
+    <[CounterConfig]>::ref_from_bytes(rest).map(Request::Load).map_err(|_| Errno::INVAL)
 }

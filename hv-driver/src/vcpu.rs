@@ -558,7 +558,7 @@ impl Vcpu {
     fn configure(&mut self, driver: &Driver, config: &Config) {
         self.config = *config;
         let precise = self.precise_slots(driver, config);
-        self.selectors = Selectors::new(config, self.rings, self.gate, precise);
+        self.selectors.select(config, self.rings, self.gate, precise);
         let [user, kernel] = [EVNTSEL_USR, EVNTSEL_OS].map(|ring| config.slots_in_ring(ring));
         (self.counts_user, self.counts_kernel) = match self.rings {
             Rings::Folded => (user, kernel),

@@ -49,7 +49,11 @@ pub fn hypercall(data: &[u8]) {
     let driver = driver();
     match decode(&driver, u32::from(*op), argument) {
         Err(errno) => assert!(errno.to_return() < 0, "an error is negative"),
-        Ok(Request::Load(config)) => check_config(&driver, &config),
+        Ok(Request::Load(counters)) => {
+            if let Ok(config) = Config::new(&driver.caps, counters) {
+                check_config(&driver, &config);
+            }
+        }
         Ok(_) => (),
     }
 }
@@ -87,7 +91,12 @@ impl Counters for Agreeable {
 impl Hypervisor for Agreeable {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.hypercalls.set(self.hypercalls.get() + 1);
-        decode(&self.driver, op, argument).map(|_| ())
+        match decode(&self.driver, op, argument)? {
+            Request::Load(counters) => {
+                Config::new(&self.driver.caps, counters).map(|_| ()).map_err(|error| error.errno())
+            }
+            _ => Ok(()),
+        }
     }
 }
 

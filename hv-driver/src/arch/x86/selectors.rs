@@ -44,15 +44,15 @@ impl Selectors {
     /// No counter counts.
     pub const NONE: Self = Self { evntsel: [0; MAX_SLOTS], fixed_ctrl: 0 };
 
-    /// Selectors that count a guest's configuration.
+    /// Makes the selectors count a guest's configuration, and nothing else.
     ///
     /// With [`Rings::Folded`] no counter ever has the OS bit in hardware: only the hypervisor
     /// executes in ring 0, and the driver starts and folds counters when the guest's mode changes.
     ///
     /// A counter in `precise` does not interrupt when it overflows: the record that its next event
     /// writes interrupts.
-    pub fn new(config: &Config, rings: Rings, gate: Gate, precise: u32) -> Self {
-        let mut selectors = Self::NONE;
+    pub fn select(&mut self, config: &Config, rings: Rings, gate: Gate, precise: u32) {
+        *self = Self::NONE;
         for slot in slots_of(config.slots()) {
             let sampling = config.sampling() & !precise & slot.bit() != 0;
             let asked = config.evntsel(slot) & EVNTSEL_RINGS;
@@ -61,20 +61,17 @@ impl Selectors {
                 Rings::Hardware => asked,
             };
             match slot.fixed_number() {
-                Some(n) => {
-                    selectors.fixed_ctrl |= fixed_select(rings, sampling) << (FIXED_BITS * n)
-                }
+                Some(n) => self.fixed_ctrl |= fixed_select(rings, sampling) << (FIXED_BITS * n),
                 None => {
                     let interrupt = if sampling { EVNTSEL_INT } else { 0 };
                     let limited = gate == Gate::GuestOnly;
                     let gate = if limited { EVNTSEL_GUEST_ONLY } else { 0 };
-                    if let Some(evntsel) = selectors.evntsel.get_mut(slot.index()) {
+                    if let Some(evntsel) = self.evntsel.get_mut(slot.index()) {
                         *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | rings | interrupt | gate;
                     }
                 }
             }
         }
-        selectors
     }
 
     /// Returns the slots that interrupt when they overflow.
@@ -177,7 +174,8 @@ mod tests {
             counter(18, 1, 0x41_0000),
         ];
         let config = shared_abi::Config::new(&caps, &listed).unwrap();
-        let selectors = Selectors::new(&config, Rings::Hardware, Gate::Global, 0);
+        let mut selectors = Selectors { evntsel: [0x43_00c0; MAX_SLOTS], fixed_ctrl: 0xfff };
+        selectors.select(&config, Rings::Hardware, Gate::Global, 0);
         // A nibble for each fixed counter: ring 0 in bit 0, others in bit 1, interrupt in bit 3.
         assert_eq!(selectors.fixed_ctrl, 0xa01);
         assert_eq!(selectors.evntsel[..4], [0, 0x43_00c0, 0x51_00c4, 0]);

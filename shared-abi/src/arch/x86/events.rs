@@ -13,10 +13,6 @@ use crate::caps::{
 use crate::events::Generic;
 use crate::slot::PhysSlot;
 
-/// Intel's architectural events: unit mask and event number (SDM volume 3, table 20-1), and
-/// conditional branches, BR_INST_RETIRED.CONDITIONAL. All of them count only the logical processor.
-const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0x00_c5, 0x01_c4];
-
 /// AMD's events of the core's own pipeline that mean the same in every family since 10h, with no
 /// unit mask: cycles, instructions, branches, mispredicted branches, taken branches, and taken
 /// branches that were mispredicted (Processor Programming References, "core performance monitor
@@ -79,15 +75,34 @@ pub(crate) fn is_fixed_allowed(caps: &PmuCaps, number: u32) -> bool {
 
 /// Returns whether a guest's general counter may count the event of these event-select bits.
 pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
-    let (known, harmful) = match caps.vendor {
-        VENDOR_INTEL => (INTEL.contains(&event), intel_harms(caps, event)),
-        VENDOR_AMD => (
-            AMD.contains(&event) || matches!(event, AMD_CONDITIONALS | AMD_SPECULATIVE_LOCKS),
-            amd_harms(event),
-        ),
-        _ => (false, true),
-    };
-    known || caps.can(CAPS_ALL_EVENTS) && !harmful
+    is_of_own_core(caps.vendor, event) || caps.can(CAPS_ALL_EVENTS) && !does_harm(caps, event)
+}
+
+/// Returns whether the event is one of those that count only their own core on every processor of
+/// the vendor.
+fn is_of_own_core(vendor: u32, event: u64) -> bool {
+    match vendor {
+        VENDOR_INTEL => is_intels(event),
+        VENDOR_AMD => {
+            AMD.contains(&event) || matches!(event, AMD_CONDITIONALS | AMD_SPECULATIVE_LOCKS)
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether this unit mask and event number are one of Intel's architectural events (SDM
+/// volume 3, table 20-1), or conditional branches, BR_INST_RETIRED.CONDITIONAL. All of them count
+/// only the logical processor.
+fn is_intels(event: u64) -> bool {
+    matches!(event, 0x003c | 0x00c0 | 0x013c | 0x4f2e | 0x412e | 0x00c4 | 0x00c5 | 0x01c4)
+}
+
+fn does_harm(caps: &PmuCaps, event: u64) -> bool {
+    match caps.vendor {
+        VENDOR_INTEL => intel_harms(caps, event),
+        VENDOR_AMD => amd_harms(event),
+        _ => true,
+    }
 }
 
 fn intel_harms(caps: &PmuCaps, event: u64) -> bool {
