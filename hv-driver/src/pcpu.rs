@@ -279,17 +279,33 @@ impl<P: Pmu> ThisCpu<'_, P> {
         hook: usize,
         entry: impl FnOnce(&mut ThisCpu<'_, Metered<'_, P>>),
     ) {
-        let metered = Metered::new(self.pmu);
+        let (metered, before) = (Metered::new(self.pmu), self.own_cost());
+        entry(&mut self.metered(&metered));
+        self.add_work(hook, before, &metered);
+    }
+
+    /// Returns what the counter of the driver's own cost holds now, or 0 if there is none.
+    #[inline(always)]
+    pub(crate) fn own_cost(&self) -> u64 {
         let cost = self.driver.cost_index().filter(|_| self.pcpu.counts());
-        let before = cost.map_or(0, |index| self.pmu.counter(index));
-        entry(&mut ThisCpu {
-            driver: self.driver,
-            pcpu: self.pcpu,
-            pmu: &metered,
-            number: self.number,
-        });
-        let after = cost.map_or(0, |index| self.pmu.counter(index));
-        self.pcpu.stats.entered(hook, after.wrapping_sub(before), &metered);
+        cost.map_or(0, |index| self.pmu.counter(index))
+    }
+
+    /// Returns this CPU with a PMU that counts the accesses to itself.
+    #[inline(always)]
+    pub(crate) fn metered<'a>(
+        &'a mut self,
+        pmu: &'a Metered<'a, P>,
+    ) -> ThisCpu<'a, Metered<'a, P>> {
+        ThisCpu { driver: self.driver, pcpu: self.pcpu, pmu, number: self.number }
+    }
+
+    /// Adds the work of a hook to the statistics. `before` is [`own_cost`](Self::own_cost) from
+    /// before the work.
+    #[inline(always)]
+    pub(crate) fn add_work(&mut self, hook: usize, before: u64, metered: &Metered<'_, P>) {
+        let cost = self.own_cost().wrapping_sub(before);
+        self.pcpu.stats.entered(hook, cost, metered);
     }
 
     /// Clears the events of every other owner than `owner` from the counters. Returns whether

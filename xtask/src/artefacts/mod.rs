@@ -26,6 +26,7 @@ pub mod rr;
 pub mod rustobj;
 pub mod shim;
 pub mod source;
+pub mod symbol_names;
 pub mod sysroot;
 pub mod tables;
 pub mod viewers;

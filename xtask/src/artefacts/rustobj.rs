@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::artefacts::symbol_names;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain::{self, BARE_TARGET};
@@ -53,7 +54,7 @@ const COVERAGE_FLAGS: &[&str] = &[
 ];
 
 /// Where the code is linked, which decides how it is addressed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Placement {
     /// Anywhere, as in Xen, which is not in the top 2 GiB.
     PositionIndependent,
@@ -116,7 +117,7 @@ fn object(
     sh::output(cmd("ar", ["x"]).arg(&library).current_dir(&work))?;
     let complete = crate_object(&work, &package.replace('-', "_"))?;
     let reduced = work.join("perfctr_core.o");
-    reduce(&complete, &reduced)?;
+    reduce(&complete, &reduced, placement)?;
     // Another run may still be using the object, so it is replaced in one step.
     let object = target_dir.join("perfctr_core.o");
     fs::rename(&reduced, &object)?;
@@ -162,8 +163,8 @@ fn crate_object(dir: &Path, crate_name: &str) -> Result<PathBuf> {
 }
 
 /// Keeps the entries and everything that they need. Sections that only a debugger or an unwinder
-/// uses are removed.
-fn reduce(complete: &Path, object: &Path) -> Result<()> {
+/// uses are removed. In Xen's object, functions get names that Xen can read.
+fn reduce(complete: &Path, object: &Path, placement: Placement) -> Result<()> {
     let symbols = sh::output(cmd("nm", ["--defined-only", "-g", "-j"]).arg(complete))?;
     let entries: Vec<&str> = symbols.lines().filter(|s| s.starts_with(ENTRY_PREFIX)).collect();
     ensure!(!entries.is_empty(), "{} has no symbol {ENTRY_PREFIX}*", complete.display());
@@ -178,6 +179,12 @@ fn reduce(complete: &Path, object: &Path) -> Result<()> {
     objcopy.arg(format!("--keep-global-symbol={ENTRY_PREFIX}*"));
     for section in [".eh_frame", ".rela.eh_frame", ".comment", ".llvmbc", ".llvmcmd"] {
         objcopy.args(["-R", section]);
+    }
+    let names = object.with_extension("names");
+    if placement == Placement::PositionIndependent {
+        let symbols = sh::output(cmd("nm", ["--defined-only", "-j"]).arg(&linked))?;
+        fs::write(&names, symbol_names::renamed(&symbols.lines().collect::<Vec<_>>()))?;
+        objcopy.arg("--redefine-syms").arg(&names);
     }
     sh::output(objcopy.arg(&linked).arg(object))?;
     fs::remove_file(linked)?;

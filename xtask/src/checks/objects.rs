@@ -12,6 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::artefacts::rustobj::Purpose;
+use crate::artefacts::symbol_names::NAME_BYTES_MAX;
 use crate::artefacts::{guest, kernel, kvm, rustobj};
 use crate::tools::sh::{self, cmd};
 
@@ -54,7 +55,8 @@ impl Frames {
 
 /// Checks every object that ships. The error lists every broken promise.
 pub fn check() -> Result<()> {
-    let mut faults = Vec::new();
+    let xens = sh::output(cmd("nm", ["-j"]).arg(rustobj::hypervisor(Purpose::Use)?))?;
+    let mut faults = name_faults(&xens);
     for (name, object, calls, frames) in [
         ("Xen", rustobj::hypervisor(Purpose::Use)?, &[][..], HYPERVISOR_FRAMES),
         ("KVM", rustobj::kvm()?, &[], HYPERVISOR_FRAMES),
@@ -169,6 +171,15 @@ fn symbol_faults(symbols: &str) -> Vec<String> {
     symbols.lines().filter(panicking).map(|name| format!("can panic: {name}")).collect()
 }
 
+/// Finds names of Xen's object that Xen cannot read.
+fn name_faults(symbols: &str) -> Vec<String> {
+    let too_long = symbols.lines().filter(|name| name.len() > NAME_BYTES_MAX);
+    let fault = |name: &str| {
+        format!("Xen: the name {name} has {} bytes, more than {NAME_BYTES_MAX}", name.len())
+    };
+    too_long.map(fault).collect()
+}
+
 /// Reads a disassembly: a line with `<name>:` starts a function, the others are `address: TAB
 /// instruction`.
 fn code_faults(disassembly: &str, frames: Frames) -> Vec<String> {
@@ -225,6 +236,13 @@ mod tests {
         assert_eq!(undefined_faults("printk\n", &[]).len(), 1);
         assert_eq!(undefined_faults("printk\nkfree\n", &["kfree"]).len(), 1);
         assert_eq!(symbol_faults("core_panicking\nfine\n").len(), 1);
+    }
+
+    #[test]
+    fn names_that_xen_cannot_read_are_found() {
+        let [fits, long] = [NAME_BYTES_MAX, NAME_BYTES_MAX + 1].map(|bytes| "n".repeat(bytes));
+        assert!(name_faults(&fits).is_empty());
+        assert_eq!(name_faults(&format!("{fits}\n{long}\n")).len(), 1);
     }
 
     #[test]
