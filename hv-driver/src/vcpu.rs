@@ -478,6 +478,7 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
+    /// Does the work of [`toggle_otherwise`](Self::toggle_otherwise) that the statistics contain.
     #[inline(always)]
     fn toggle_metered<P: Pmu>(
         &mut self,

@@ -20,6 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use object::{Object, ObjectSymbol};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::Value;
@@ -80,6 +81,7 @@ fn profile_of_host(tally: &mut Tally) -> Result<()> {
     layers(tally)?;
     functions(tally)?;
     files(tally)?;
+    own_names(tally)?;
     live(tally)?;
     loses(tally)?;
     nothing_is_left(tally)
@@ -252,6 +254,27 @@ fn files(tally: &mut Tally) -> Result<()> {
     print!("{error}");
     let explains = error.contains("physical CPUs that were named does not exist");
     tally.check("a physical CPU that is not there is refused", equal(explains, true));
+    Ok(())
+}
+
+/// Checks that each function has the same name in Xen's own table, from which Xen prints and hands
+/// out names, as in its file. There, `FILE#` is in front of the name of a local function.
+fn own_names(tally: &mut Tally) -> Result<()> {
+    let file = fs::read(XEN_SYMS)?;
+    let file = object::File::parse(&*file)?;
+    let named = |symbol: object::Symbol<'_, '_>| {
+        Some((symbol.address(), symbol.name().ok().filter(|name| !name.is_empty())?.to_owned()))
+    };
+    let in_file: BTreeSet<(u64, String)> = file.symbols().filter_map(named).collect();
+    let known = perfctr::host::Xen::open()?.symbols()?;
+    let is_wrong = |symbol: &&perfctr::host::Symbol| {
+        let name = symbol.name.rsplit('#').next().unwrap_or_default();
+        !in_file.contains(&(symbol.address, name.to_owned()))
+    };
+    let wrong: Vec<_> = known.iter().filter(is_wrong).take(3).collect();
+    println!("{} names", known.len());
+    let has_many = known.len() > in_file.len() / 4;
+    tally.check("Xen's own names are those of its file", equal((has_many, wrong), (true, vec![])));
     Ok(())
 }
 
