@@ -246,12 +246,7 @@ pub fn serve(
             caller.on_vcpu(|_, _, _, _| ()).ok_or(Errno::NXIO)?;
             caller.unregister();
         }
-        Request::Load(counters) => {
-            // The configuration is large. It is made here, because it is copied less often than if
-            // it were a part of the request.
-            let config = Config::new(&driver.caps, counters).map_err(|error| error.errno())?;
-            load(caller, &config)?;
-        }
+        Request::Load(counters) => load(driver, caller, counters)?,
         Request::Stop => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.stop(cpu, page)).ok_or(Errno::NXIO)?;
         }
@@ -309,7 +304,14 @@ fn register(
     caller.register(gfn, &guest, goes_on)
 }
 
-fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
+fn load(
+    driver: &Driver,
+    caller: &mut impl Caller,
+    counters: &[CounterConfig],
+) -> Result<(), Errno> {
+    // The configuration is large. It is made here, because it is copied less often than if it were
+    // a part of the request.
+    let config = &Config::new(&driver.caps, counters).map_err(|error| error.errno())?;
     caller.take_counters()?;
     let loaded = caller.on_vcpu(|cpu, vcpu, page, limits| {
         let limits = limits.ok_or(Errno::PERM)?;
