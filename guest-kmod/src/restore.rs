@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, compiler_fence};
 
 use shared_abi::hypercall::{
-    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW, OP_UNREGISTER,
 };
 use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -54,7 +54,7 @@ struct Change {
 /// Returns whether the page is registered after this answer.
 const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
     match (op, answer) {
-        (OP_REGISTER, answer) => answer.is_ok(),
+        (OP_REGISTER | OP_SHOW, answer) => answer.is_ok(),
         (OP_UNREGISTER, Ok(()) | Err(Errno::NXIO)) => false,
         _ => true,
     }
@@ -88,9 +88,8 @@ impl Restoration {
         op: u32,
         argument: &mut [u8],
     ) -> Result<(), Errno> {
-        if op == OP_REGISTER
-            && let Ok(wanted) = HvRegister::read_from_bytes(argument)
-        {
+        let registers = matches!(op, OP_REGISTER | OP_SHOW);
+        if registers && let Ok((wanted, _)) = HvRegister::read_from_prefix(argument) {
             self.observer.store(wanted.observer, Relaxed);
             self.frame.store(wanted.gfn, Relaxed);
         }
@@ -101,10 +100,10 @@ impl Restoration {
         if !is_kept(op, answer) {
             self.frame.store(0, Relaxed);
         }
-        if (op, answer) == (OP_REGISTER, Ok(())) {
+        if registers && answer.is_ok() {
             self.refusal.store(0, Relaxed);
             // The page's overflows begin anew, also if the same page was registered before. None
-            // can have happened yet, since nothing is loaded.
+            // can have happened yet, since nothing is loaded that interrupts.
             self.seen_frame.store(0, Relaxed);
         }
         match answer {
@@ -250,7 +249,7 @@ mod tests {
     use core::cell::{Cell, RefCell};
     use shared_abi::PmuCaps;
     use shared_abi::WireCaps;
-    use shared_abi::hypercall::{FEATURE_ENABLED, OP_STOP};
+    use shared_abi::hypercall::{FEATURE_ENABLED, HvShow, OP_STOP};
     use shared_abi::vcpu_page::VCPU_DIRECT;
     use std::vec;
     use std::vec::Vec;
@@ -412,6 +411,28 @@ mod tests {
             assert!(!vcpu.restoration.wants_look());
             assert_eq!(page.flags.load(Relaxed), LEFT, "the hypervisor writes there");
         }
+    }
+
+    #[test]
+    fn a_page_that_took_the_place_of_another_is_the_one_to_go_on_from() {
+        let host = Host::new();
+        let page = page(EXECUTING, 3);
+        let vcpu = On::with_page(&host, &page);
+        let register = HvRegister { gfn: 0x56, observer: 9, reserved: 0 };
+        let mut shown = HvShow { page: register, ..HvShow::default() };
+        let bytes = &mut shown.as_mut_bytes()[..HvShow::bytes(0)];
+        vcpu.hypercall(OP_SHOW, bytes).unwrap();
+        assert!(vcpu.interrupted(&host.answer(), &page), "the page is new");
+        page.flags.store(LEFT, Relaxed);
+        host.asked.take();
+        assert!(vcpu.interrupted(&host.answer(), &page));
+        let asked = host.asked.take();
+        let (_, bytes) = asked.iter().find(|(op, _)| *op == OP_GO_ON).unwrap();
+        assert_eq!(bytes, register.as_bytes());
+        // A page that could not be registered is not one to go on from.
+        host.refuses.set(Some((OP_SHOW, Errno::NOMEM)));
+        assert!(vcpu.hypercall(OP_SHOW, shown.as_mut_bytes()).is_err());
+        assert!(!vcpu.restoration.was_left(&page));
     }
 
     #[test]

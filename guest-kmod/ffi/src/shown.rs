@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use guest_kmod::shown::{Observer, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu, Vcpu};
+use shared_abi::VcpuPage;
 
 use crate::observers::new_number_of_perf;
 use crate::on_vcpu::{OnVcpu, Present};
@@ -32,6 +33,7 @@ pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
 impl LocalVcpu for OnVcpu<'_> {
     type Kernel = Linux;
     type User = &'static User;
+    type Chosen = *const VcpuPage;
 
     #[inline(always)]
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux>) -> R) -> R {
@@ -52,10 +54,14 @@ impl LocalVcpu for OnVcpu<'_> {
         user.observer
     }
 
-    fn choose_page_of(&mut self, user: &'static User) {
+    fn choose_page_of(&mut self, user: &'static User) -> *const VcpuPage {
         let object = self.object();
         // SAFETY: each object is of a possible vCPU, and has that vCPU's number.
-        object.page.set(unsafe { user.page(object.number) });
+        object.page.replace(unsafe { user.page(object.number) })
+    }
+
+    fn choose_again(&mut self, before: *const VcpuPage) {
+        self.object().page.set(before);
     }
 
     fn choose_perfs_page(&mut self) {

@@ -17,7 +17,7 @@ use guest_kmod::ring::{Frame, RingPlace};
 use guest_kmod::shown::Subject;
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_QUERY, OP_REGISTER, OP_SHOW, OP_UNREGISTER,
 };
 use shared_abi::limits::PAGE_BYTES;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -410,8 +410,9 @@ impl Fake {
         match op {
             OP_QUERY => argument.copy_from_slice(answer().as_bytes()),
             OP_REGISTER if registered.is_some() => return Err(Errno::EXIST),
-            OP_REGISTER => {
-                let wanted = HvRegister::read_from_bytes(argument).map_err(|_| Errno::INVAL)?;
+            OP_REGISTER | OP_SHOW => {
+                let (wanted, _) =
+                    HvRegister::read_from_prefix(argument).map_err(|_| Errno::INVAL)?;
                 let registered = Some((wanted.gfn, wanted.observer));
                 self.change(here, |vcpu| vcpu.registered = registered);
             }

@@ -13,7 +13,7 @@ use guest_kmod::policy::Rights;
 use guest_kmod::shown::Subject;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
-use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER};
+use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER};
 use shared_abi::ioctl::{
     Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, Sums,
 };
@@ -240,6 +240,30 @@ fn a_page_is_freed_when_the_hypervisor_has_let_it_go() {
     assert!(!guest.is_in_use(page));
     assert_eq!(guest.registered(1), None);
     assert_eq!(guest.vcpu(1).page.get(), guest.vcpu(1).perfs);
+}
+
+#[test]
+fn a_page_that_cannot_be_replaced_stays_chosen_until_it_is_unregistered() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    let user = bob.0.user;
+    let show_bobs = || guest.on(0, |mut vcpu| vcpu.show_page_for(user, None));
+    show(&guest, 0, &alice);
+    for op in [OP_SHOW, OP_UNREGISTER] {
+        guest.refuse(op, Some(Errno::NODEV));
+    }
+    assert_eq!(show_bobs(), Err(Errno::NODEV));
+    assert_eq!(guest.vcpu(0).page.get(), page(&alice, 0).0, "the hypervisor writes there");
+    guest.refuse(OP_UNREGISTER, None);
+    for _ in 0..2 {
+        assert_eq!(show_bobs(), Ok(()));
+        assert_eq!(guest.registered(0), Some(page(&bob, 0)));
+        assert_eq!(guest.vcpu(0).page.get(), page(&bob, 0).0);
+        show(&guest, 0, &alice);
+        guest.refuse(OP_SHOW, None);
+    }
+    alice.end();
+    bob.end();
 }
 
 #[test]

@@ -8,8 +8,8 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Guest, Limits, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
 use shared_abi::hypercall::{
-    HOST_OPS, HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvStats,
-    OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    HOST_OPS, HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvShow, HvStats,
+    OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -118,6 +118,8 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
     match op {
         // Unregister, stop.
         2 | 4 => Some(rings),
+        // Show: a registration of 16 bytes, then a load.
+        18 => sampled(3, bytes.get(16..).unwrap_or_default()),
         // Load: a header of 8 bytes, then 32 for each counter: slot, mode and event select.
         3 => {
             let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("8 bytes"));
@@ -467,8 +469,9 @@ impl Machine {
             ));
         }
         // The module has read what counted before it loads something else.
-        if result.is_ok() || op == OP_LOAD {
-            self.note_loaded(index, op, result);
+        if result.is_ok() || matches!(op, OP_LOAD | OP_SHOW) {
+            let loads = op == OP_LOAD || bytes.len() > HvShow::bytes(0);
+            self.note_loaded(index, op, result, loads);
         }
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
@@ -482,12 +485,14 @@ impl Machine {
 
     /// Notes that a vCPU has loaded another configuration, that this has failed, or that the vCPU
     /// has another page.
-    fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>) {
-        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON) {
+    fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>, loads: bool) {
+        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON | OP_SHOW) {
             let before = self.vcpus[index].counts.get();
             let counts = match (op, result) {
-                (OP_LOAD, Ok(())) => Counts::All,
+                (OP_LOAD | OP_SHOW, Ok(())) if loads => Counts::All,
                 (OP_GO_ON, _) => self.vcpus[index].counted_when_left.get(),
+                // The request was not understood, and nothing was done.
+                (OP_SHOW, Err(_)) if self.vcpus[index].registered.borrow().is_some() => before,
                 (OP_LOAD, Err(_)) if before != Counts::Nothing => Counts::Unclear,
                 _ => Counts::Nothing,
             };

@@ -4,7 +4,7 @@
 
 use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu};
-use shared_abi::Errno;
+use shared_abi::{Config, Errno};
 
 use crate::guest::Linux;
 use crate::machine::{Level, Machine, PERFS, ROOT};
@@ -29,6 +29,7 @@ pub struct Here<'a> {
 impl<'a> LocalVcpu for Here<'a> {
     type Kernel = Linux<'a>;
     type User = usize;
+    type Chosen = usize;
 
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux<'a>>) -> R) -> R {
         let result = self.machine.with_core(self.index, run);
@@ -48,8 +49,12 @@ impl<'a> LocalVcpu for Here<'a> {
         observer(user)
     }
 
-    fn choose_page_of(&mut self, user: usize) {
-        self.machine.vcpus[self.index].shows.set(user);
+    fn choose_page_of(&mut self, user: usize) -> usize {
+        self.machine.vcpus[self.index].shows.replace(user)
+    }
+
+    fn choose_again(&mut self, before: usize) {
+        self.machine.vcpus[self.index].shows.set(before);
     }
 
     fn choose_perfs_page(&mut self) {
@@ -116,10 +121,11 @@ impl Machine {
     }
 
     /// Registers the page of a thread's user when the thread is switched in, if anything of the
-    /// thread is counted.
-    pub fn show_if_counting(&self, index: usize, thread: usize) {
+    /// thread is counted. `needs` is what the thread needs to be loaded.
+    pub fn show_if_counting(&self, index: usize, thread: usize, needs: Option<&Config>) {
         if self.counts(thread) {
-            let shown = self.here(index).show_page_of(self.threads[thread].owner.get());
+            let user = self.threads[thread].owner.get();
+            let shown = self.here(index).show_page_for(user, needs);
             self.check_pages(index, shown);
         }
     }
