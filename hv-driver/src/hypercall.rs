@@ -378,7 +378,6 @@ fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
 
 /// A well-formed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "there is no heap to put a configuration on")]
 pub enum Request {
     /// The handshake.
     Query,
