@@ -12,7 +12,7 @@ pub use self::collect::Samples;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -331,29 +331,41 @@ impl Profile {
     /// The file may have any contents.
     pub fn read(path: &Path) -> Result<Vec<Self>> {
         let read = || {
-            let bytes = fs::read(path)?;
-            if perf_data::is(&bytes) {
-                return perf_data::read(&bytes);
+            let mut file = BufReader::new(File::open(path)?);
+            if file.seek(SeekFrom::Start(0)).is_err() {
+                // A pipe cannot be read twice.
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes)?;
+                return Self::read_any(&mut Cursor::new(bytes));
             }
-            Self::parse_all(&bytes)
+            Self::read_any(&mut file)
         };
         read().with_context(|| {
             format!("cannot read {}, which `perfctr record` writes", path.display())
         })
     }
 
-    fn parse_all(bytes: &[u8]) -> Result<Vec<Self>> {
-        let header = serde_json::from_slice::<Header>(bytes);
+    fn read_any(file: &mut (impl BufRead + Seek)) -> Result<Vec<Self>> {
+        let mut start = Vec::new();
+        file.by_ref().take(perf_data::MAGIC_BYTES).read_to_end(&mut start)?;
+        file.rewind()?;
+        if perf_data::is(&start) { perf_data::read(file) } else { Self::parse_all(file) }
+    }
+
+    /// Parses a document, which is never in memory as a whole.
+    fn parse_all(file: &mut (impl BufRead + Seek)) -> Result<Vec<Self>> {
+        let header = serde_json::from_reader::<_, Header>(&mut *file);
+        file.rewind()?;
         let header = header.context("this is no JSON document")?;
         let profiles = match header.format.as_deref() {
             Some(FORMAT_OF_SEVERAL) => {
                 header.check(FORMAT_OF_SEVERAL)?;
-                let several = serde_json::from_slice::<Several>(bytes);
+                let several = serde_json::from_reader::<_, Several>(file);
                 several.context("malformed profiles")?.profiles
             }
             _ => {
                 header.check(FORMAT)?;
-                vec![serde_json::from_slice(bytes).context("malformed profile")?]
+                vec![serde_json::from_reader(file).context("malformed profile")?]
             }
         };
         ensure!(!profiles.is_empty(), "no profiles found");
@@ -492,13 +504,13 @@ mod tests {
     }
 
     fn read(text: &str) -> String {
-        format!("{:#}", Profile::parse_all(text.as_bytes()).unwrap_err())
+        format!("{:#}", Profile::parse_all(&mut Cursor::new(&text)).unwrap_err())
     }
 
     #[test]
     fn what_is_written_can_be_read() {
         let text = serde_json::to_vec(&profile()).unwrap();
-        assert_eq!(Profile::parse_all(&text).unwrap(), [profile()]);
+        assert_eq!(Profile::parse_all(&mut Cursor::new(&text)).unwrap(), [profile()]);
         assert_eq!((profile().samples(), profile().missed()), (3, 2));
     }
 
@@ -508,7 +520,7 @@ mod tests {
         let mut profile = profile();
         profile.modules.push(Module::new(bytes, Facts::default()));
         let text = serde_json::to_string(&profile).unwrap();
-        let [read] = &*Profile::parse_all(text.as_bytes()).unwrap() else { panic!() };
+        let [read] = &*Profile::parse_all(&mut Cursor::new(&text)).unwrap() else { panic!() };
         assert_eq!(read.modules[1].file(), Path::new(bytes));
         assert_eq!(read.modules[1].path, "/\u{fffd}/a");
         assert_eq!(text.matches("path_bytes").count(), 1, "{text}");
@@ -519,7 +531,7 @@ mod tests {
         let text = serde_json::to_string(&profile()).unwrap();
         let grown = text.replace("\"period\"", "\"seconds\":1,\"period\"");
         let grown = grown.replace("\"address\"", "\"inlined\":[2],\"address\"");
-        assert_eq!(Profile::parse_all(grown.as_bytes()).unwrap(), [profile()]);
+        assert_eq!(Profile::parse_all(&mut Cursor::new(&grown)).unwrap(), [profile()]);
     }
 
     #[test]
@@ -556,7 +568,7 @@ mod tests {
         let mut profile = profile();
         (profile.period, profile.threads[0].count) = (1_000_003, 100_000_000_000_000);
         let text = serde_json::to_vec(&profile).unwrap();
-        assert_eq!(Profile::parse_all(&text).unwrap(), [profile]);
+        assert_eq!(Profile::parse_all(&mut Cursor::new(&text)).unwrap(), [profile]);
     }
 
     #[test]
@@ -578,7 +590,7 @@ mod tests {
         of_host.modules[0].symbols = vec![Symbol { start: 1, end: u64::MAX, name: "f".into() }];
         of_host.stacks[0].cpu = Some(3);
         let text = serde_json::to_string(&of_host).unwrap();
-        assert_eq!(Profile::parse_all(text.as_bytes()).unwrap(), [of_host]);
+        assert_eq!(Profile::parse_all(&mut Cursor::new(&text)).unwrap(), [of_host]);
         let spoilt = text.replace("\"hypervisor\",", "\"application\",");
         assert!(read(&spoilt).contains("unknown variant `application`"), "{}", read(&spoilt));
     }

@@ -157,7 +157,6 @@ int perfctr_probe(struct perfctr_probe *probe);
 void perfctr_unprobe(struct perfctr_probe *probe);
 
 /* watch.c: whether switches are watched. */
-void perfctr_stop_if_idle(void);
 void perfctr_watch_exit(void);
 
 /* hold.c: makes a thread stand still. */

@@ -37,11 +37,6 @@
 #define PERFCTR_SUBJECT_KERNEL 2
 
 /*
- * How long counters that nobody reads keep running, unit: ms.
- */
-#define PERFCTR_STOP_DELAY_MS 100
-
-/*
  * How long pages that nobody needs stay registered, unit: ms.
  */
 #define PERFCTR_UNWATCH_DELAY_MS 10000
@@ -878,6 +873,11 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 extern int perfctr_glue_watch_begin(void);
 
 /*
+ * If nobody counts, has perfctr_core_stop_if_idle called after a while. Does not sleep.
+ */
+extern void perfctr_glue_stop_if_idle(void);
+
+/*
  * Adds a watcher, and begins to watch switches first if they are not watched.
  */
 int perfctr_core_watch_join(void);
@@ -903,7 +903,12 @@ bool perfctr_core_watch_end(bool is_exit);
 bool perfctr_core_is_idle(void);
 
 /*
- * Stops the counters of all vCPUs if nobody counts.
+ * Returns the time after which perfctr_core_stop_if_idle is to be called, unit: ms.
+ */
+uint32_t perfctr_core_stop_delay(void);
+
+/*
+ * Stops the counters of all vCPUs if nobody counts or has counted lately.
  */
 void perfctr_core_stop_if_idle(void);
 

@@ -168,7 +168,7 @@ static void perfctr_thread_let_go(struct perfctr_hold *hold)
 {
 	perfctr_let_go(hold);
 	put_task_struct(hold->task);
-	perfctr_stop_if_idle();
+	perfctr_glue_stop_if_idle();
 }
 
 /* It is no error if the counters are not linked. */

@@ -69,12 +69,13 @@ static void perfctr_watch_end_if_unused(struct work_struct *unused)
 static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop);
 static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end_if_unused);
 
-void perfctr_stop_if_idle(void)
+/* This function does not sleep. */
+void perfctr_glue_stop_if_idle(void)
 {
 	if (!perfctr_core_is_idle())
 		return;
 	schedule_delayed_work(&perfctr_stop_work,
-			      msecs_to_jiffies(PERFCTR_STOP_DELAY_MS));
+			      msecs_to_jiffies(perfctr_core_stop_delay()));
 	schedule_delayed_work(&perfctr_unwatch_work,
 			      msecs_to_jiffies(PERFCTR_UNWATCH_DELAY_MS));
 }
@@ -83,7 +84,7 @@ void perfctr_stop_if_idle(void)
 void perfctr_glue_unwatch(void)
 {
 	perfctr_core_watch_leave();
-	perfctr_stop_if_idle();
+	perfctr_glue_stop_if_idle();
 }
 
 /* Nobody has counters any more, and no vCPU is online for the module. */

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decides when the guest's switches of threads are watched, and when pages and the watch end
+//! Decides when the guest's switches of threads are watched, and when counters, pages and the watch
+//! end
 //! (`docs/adr/0014-switches-are-watched-on-demand.md`).
 //!
 //! Whoever may need a page registered is a *watcher*. The watch begins before the first watcher
 //! registers a page. When there is no watcher any more, each CPU takes its page back, and then the
 //! watch ends.
 
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
-/// How long counters that nobody reads keep running, unit: ms.
+use crate::vcpu::Counting;
+
+/// How long nobody counts before counters that nobody reads are stopped, unit: ms.
 ///
 /// Programs that stop often start again soon: they find their configuration loaded, and no CPU is
 /// interrupted.
-pub const STOP_DELAY_MS: u32 = 100;
+const STOP_DELAY_MS: u32 = 100;
+/// The longest time of this kind, unit: ms.
+const STOP_DELAY_MAX_MS: u32 = 1_600;
 
 /// How long pages that nobody needs stay registered, unit: ms.
 ///
@@ -96,9 +104,114 @@ impl Watch {
     }
 }
 
+/// Decides when counters that nobody reads are stopped. Stopping them interrupts each CPU on which
+/// counters run.
+///
+/// The module checks some time after a thread has stopped. If no thread has started since the check
+/// before, it stops the counters; otherwise it checks again later. So a program that starts and
+/// stops all the time interrupts no CPU. After each round of interrupts, the time between two
+/// checks doubles, so that a program which starts seldom interrupts CPUs seldom.
+#[derive(Debug)]
+pub struct StopTimer {
+    /// The number of starts at the last check.
+    starts: AtomicU32,
+    delay_ms: AtomicU32,
+}
+
+/// What the threads have done since the last check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// A thread counts. There will be another check after it has stopped.
+    CountsNow,
+    /// A thread has counted since the last check, so another check has to follow.
+    HasCounted,
+    /// No thread has counted since the last check, so counters are to be stopped.
+    Idle,
+}
+
+impl StopTimer {
+    /// Makes the state before anybody has counted.
+    pub const fn new() -> Self {
+        Self { starts: AtomicU32::new(0), delay_ms: AtomicU32::new(STOP_DELAY_MS) }
+    }
+
+    /// Returns the time from a thread's stop to the next check, and between two checks, unit: ms.
+    pub fn delay_ms(&self) -> u32 {
+        // ATOMICS: no other memory depends on the order of these numbers.
+        self.delay_ms.load(Relaxed)
+    }
+
+    /// Checks what the threads have done since the last check. Callers make one check at a time.
+    pub fn check(&self, counting: &Counting) -> Activity {
+        let Some(starts) = counting.starts_if_idle() else { return Activity::CountsNow };
+        if self.starts.load(Relaxed) != starts {
+            self.starts.store(starts, Relaxed);
+            return Activity::HasCounted;
+        }
+        Activity::Idle
+    }
+
+    /// Doubles the time between two checks, because CPUs are interrupted to stop their counters.
+    pub fn wait_longer(&self) {
+        self.delay_ms.store((2 * self.delay_ms()).min(STOP_DELAY_MAX_MS), Relaxed);
+    }
+
+    /// Makes the time between two checks short again, because the watch has ended: nobody has had
+    /// counters for long.
+    pub fn reset_delay(&self) {
+        self.delay_ms.store(STOP_DELAY_MS, Relaxed);
+    }
+}
+
+impl Default for StopTimer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
     use super::*;
+
+    fn start_and_stop(counting: &Counting) {
+        counting.moved(false, true);
+        counting.moved(true, false);
+    }
+
+    #[test]
+    fn who_starts_and_stops_all_the_time_interrupts_nobody() {
+        let (timer, counting) = (StopTimer::new(), Counting::new());
+        for _ in 0..1_000 {
+            start_and_stop(&counting);
+            assert_eq!(timer.check(&counting), Activity::HasCounted);
+        }
+        counting.moved(false, true);
+        assert_eq!(timer.check(&counting), Activity::CountsNow);
+        counting.moved(true, false);
+        assert_eq!(timer.check(&counting), Activity::HasCounted, "it has started since");
+        assert_eq!(timer.delay_ms(), STOP_DELAY_MS);
+        assert_eq!(timer.check(&counting), Activity::Idle);
+    }
+
+    #[test]
+    fn who_starts_seldom_interrupts_seldom() {
+        let (timer, counting) = (StopTimer::new(), Counting::new());
+        let mut delays = Vec::new();
+        for _ in 0..6 {
+            delays.push(timer.delay_ms());
+            start_and_stop(&counting);
+            let checks = [timer.check(&counting), timer.check(&counting)];
+            assert_eq!(checks, [Activity::HasCounted, Activity::Idle]);
+            timer.wait_longer();
+        }
+        assert_eq!(delays, [100, 200, 400, 800, 1_600, 1_600]);
+        timer.reset_delay();
+        assert_eq!(timer.delay_ms(), STOP_DELAY_MS);
+    }
 
     fn watched() -> Watch {
         let watch = Watch::new();

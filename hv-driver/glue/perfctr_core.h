@@ -19,7 +19,7 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2744
+#define PERFCTR_VCPU_BYTES 2736
 
 /*
  * Bytes of storage of a domain, all zeroes at first.

@@ -103,12 +103,6 @@ pub struct ThisCpu<'a, P> {
 }
 
 impl<P: Pmu> ThisCpu<'_, P> {
-    /// Returns the same CPU for a shorter time.
-    #[inline(always)]
-    pub(crate) const fn reborrow(&mut self) -> ThisCpu<'_, P> {
-        ThisCpu { driver: self.driver, pcpu: self.pcpu, pmu: self.pmu, number: self.number }
-    }
-
     /// Takes over a CPU that comes up, for the first time or again. Its registers may hold
     /// anything.
     ///
@@ -248,9 +242,16 @@ impl<P: Pmu> ThisCpu<'_, P> {
     /// Lets exactly these slots write precise records. Other ones forget that a record is due.
     #[inline(always)]
     pub(crate) fn write_records(&mut self, slots: u32) {
-        if self.pcpu.precise == slots || !self.pcpu.counts() {
-            return;
+        if self.pcpu.precise != slots && self.pcpu.counts() {
+            self.enable_records(slots);
         }
+    }
+
+    /// This function is not inlined, so that vCPUs without precise records do not save registers
+    /// for it.
+    #[cold]
+    #[inline(never)]
+    fn enable_records(&mut self, slots: u32) {
         self.pcpu.precise = slots;
         if let Some(precise) = &self.driver.registers.precise {
             precise.enable(self.pmu, slots);

@@ -45,8 +45,6 @@ pub(crate) struct Sampling {
     held: [u64; MAX_SLOTS],
     /// Slots whose places the processor stores.
     precise: u32,
-    /// Those of them that count instructions.
-    instructions: u32,
     /// Slots that have overflowed and whose place is not known yet.
     unplaced: u32,
     /// Those of them whose record says where the next event was, which `places` has.
@@ -67,7 +65,6 @@ impl Sampling {
         window_overflows: 0,
         held: [0; MAX_SLOTS],
         precise: 0,
-        instructions: 0,
         unplaced: 0,
         recorded: 0,
         at_once: 0,
@@ -88,12 +85,10 @@ impl Sampling {
 
     /// Sets the slots that sample from now on. The processor stores the places of those in
     /// `precise`.
-    pub(crate) fn configure(&mut self, config: &Config, precise: u32) {
-        let slots = config.sampling();
+    pub(crate) fn configure(&mut self, slots: u32, precise: u32) {
         self.slots = slots;
         self.armed &= slots;
         self.precise = precise;
-        self.instructions = arch::instruction_slots(config);
         (self.unplaced, self.placed) = (0, 0);
         (self.recorded, self.at_once) = (0, 0);
     }
@@ -204,10 +199,12 @@ impl Sampling {
     ///
     /// A record that is not from such a mode is left out. So is a record of an overflow that was
     /// seen before its record, and one that is older than the overflow.
+    ///
+    /// This function is not inlined, so that vCPUs without precise records do not save registers
+    /// for it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn read_records<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>, user: u32, kernel: u32) {
-        if self.precise == 0 {
-            return;
-        }
         let (places, unplaced) = (&mut self.places, self.unplaced & self.precise & !self.at_once);
         let mut recorded = 0;
         cpu.take_records(|record| {
@@ -227,16 +224,19 @@ impl Sampling {
     }
 
     /// Sets where the overflows that were just seen have happened: at `place`, where the guest was
-    /// interrupted. If the processor has stored a record of an overflow, the instruction is the
-    /// record's, and only the stack and the flags are those of `place`.
+    /// interrupted. `config` is what counts. If the processor has stored a record of an overflow,
+    /// the instruction is the record's, and only the stack and the flags are those of `place`.
     ///
     /// A counter of instructions may have overflowed in user mode and have counted nothing since.
     /// Its record would be about the next instruction, which is the one at `place`, so this place
     /// is precise without a record. In the kernel it is not, because the kernel may return to user
     /// mode meanwhile, and the guest goes on elsewhere.
-    pub(crate) fn place(&mut self, place: &HvPlace) {
-        let in_user = if place.mode == PLACE_USER { self.at_once } else { 0 };
-        let exact = self.precise & self.instructions & in_user;
+    pub(crate) fn place(&mut self, place: &HvPlace, config: &Config) {
+        let at_once = self.precise & self.at_once;
+        let exact = match place.mode {
+            PLACE_USER if at_once != 0 => at_once & arch::instruction_slots(config),
+            _ => 0,
+        };
         for slot in slots_of(self.unplaced) {
             let Some(known) = self.places.get_mut(slot.index()) else { continue };
             let HvPlace { mode, ip, .. } = *known;

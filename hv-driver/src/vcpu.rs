@@ -36,6 +36,17 @@ pub enum GuestMode {
     Kernel,
 }
 
+/// The work that a change of the guest's mode takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToggleWork {
+    /// There is nothing to do.
+    Nothing,
+    /// Counters are read, and no register is written.
+    Usual,
+    /// There are sampling counters or recorded branches of one mode, or the driver measures itself.
+    Unusual,
+}
+
 /// The vCPU that registers a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
@@ -245,7 +256,7 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
             let (sampled, overflows) = (self.sampling.slots(), self.state.overflows);
-            cpu.write_records(0);
+            self.stop_records(cpu, u32::MAX);
             self.fold(cpu.pmu, page, self.running);
             self.read_records(cpu);
             self.configure(cpu.driver, config);
@@ -273,7 +284,7 @@ impl Vcpu {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
-            cpu.write_records(0);
+            self.stop_records(cpu, u32::MAX);
             self.fold(cpu.pmu, page, self.running);
             self.branches.read(cpu, self.sampling.unplaced());
             self.read_records(cpu);
@@ -423,24 +434,38 @@ impl Vcpu {
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
-        if self.plain && self.state.executing {
-            cpu.pcpu.stats.toggled(self.gated_reads);
-            self.change_mode(cpu.pmu, page, mode);
-            return self.sampling.take_notify();
+        match self.work_of_toggle() {
+            ToggleWork::Nothing => false,
+            ToggleWork::Usual => {
+                cpu.pcpu.stats.toggled(self.gated_reads);
+                self.change_mode(cpu.pmu, page, mode);
+                self.sampling.take_notify()
+            }
+            ToggleWork::Unusual => self.toggle_otherwise(cpu, page, mode),
         }
-        // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
-        // `switch_to` learns the final one.
-        let concerned = self.gated != 0 || self.branches.is_gated();
-        concerned && self.state.executing && self.toggle_otherwise(cpu.reborrow(), page, mode)
     }
 
-    /// Changes the mode in the less usual cases. This is a function of its own, so that the usual
-    /// case does not have to save registers, and it takes `cpu` itself, so that the usual case does
-    /// not have to put `cpu` into memory.
-    #[inline(never)]
-    fn toggle_otherwise<P: Pmu>(
+    /// Returns the work that the next change of the guest's mode takes.
+    #[inline(always)]
+    pub fn work_of_toggle(&self) -> ToggleWork {
+        // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
+        // `switch_to` learns the final one.
+        if !self.state.executing {
+            ToggleWork::Nothing
+        } else if self.plain {
+            ToggleWork::Usual
+        } else if self.gated != 0 || self.branches.is_gated() {
+            ToggleWork::Unusual
+        } else {
+            ToggleWork::Nothing
+        }
+    }
+
+    /// Handles the guest's change to `mode` if its work is [`ToggleWork::Unusual`]. Returns whether
+    /// to send the guest the virtual interrupt.
+    pub fn toggle_otherwise<P: Pmu>(
         &mut self,
-        mut cpu: ThisCpu<'_, P>,
+        cpu: &mut ThisCpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
@@ -451,7 +476,7 @@ impl Vcpu {
             }
             let _writing = self.publisher.begin(page);
             let overflows = self.state.overflows;
-            cpu.write_records(cpu.writing_records() & !self.gated);
+            self.stop_records(cpu, self.gated);
             self.fold(cpu.pmu, page, self.running & self.gated);
             self.read_records(cpu);
             self.branches.read(cpu, self.sampling.unplaced());
@@ -515,7 +540,7 @@ impl Vcpu {
     /// Notes `place` as the place of each overflow that was seen since the last call. The caller
     /// calls this as soon as an overflow is seen.
     pub fn overflowed_at(&mut self, place: &HvPlace) {
-        self.sampling.place(place);
+        self.sampling.place(place, &self.config);
     }
 
     /// Returns the place where a counter has overflowed since it was loaded, if the guest has not
@@ -548,7 +573,7 @@ impl Vcpu {
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
-        self.sampling.configure(config, precise);
+        self.sampling.configure(config.sampling(), precise);
         self.branches.forget_overflows();
         self.plain = self.is_plain(driver);
         self.state.loaded = config.slots();
@@ -608,13 +633,26 @@ impl Vcpu {
     #[inline(always)]
     fn let_count<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>) {
         cpu.enable_except(self.stopped());
-        cpu.write_records(self.sampling.precise() & self.running);
+        if self.sampling.precise() != 0 {
+            cpu.write_records(self.sampling.precise() & self.running);
+        }
+    }
+
+    /// Lets these slots write no precise records any more. While the vCPU executes, only its own
+    /// slots write any.
+    #[inline(always)]
+    fn stop_records<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, slots: u32) {
+        if self.sampling.precise() != 0 {
+            cpu.write_records(cpu.writing_records() & !slots);
+        }
     }
 
     /// Reads and clears the precise records of the overflows that were just seen.
     #[inline(always)]
     fn read_records<P: Pmu>(&mut self, cpu: &ThisCpu<'_, P>) {
-        self.sampling.read_records(cpu, self.counts_user, self.counts_kernel);
+        if self.sampling.precise() != 0 {
+            self.sampling.read_records(cpu, self.counts_user, self.counts_kernel);
+        }
     }
 
     /// Presets the sampling counters, if there are any.

@@ -220,9 +220,10 @@ fn each_register_must_keep_what_is_written() {
 
 #[test]
 fn an_interrupt_stops_no_counter_while_the_driver_has_the_pmu() {
-    // FREEZE_PERFMON_ON_PMI, and a bit that is nothing to the driver.
+    // FREEZE_PERFMON_ON_PMI, and bits that are nothing to the driver: FREEZE_LBRS_ON_PMI and
+    // FREEZE_WHILE_SMM.
     const FREEZE: u64 = 1 << 12;
-    const OTHER: u64 = 1 << 14;
+    const OTHER: u64 = 1 << 11 | 1 << 14;
     for boot in [NEHALEM, ZEN] {
         let (driver, mut pcpu) = (driver(&boot, false), Pcpu::new());
         for found in [OTHER | FREEZE, OTHER] {
@@ -245,15 +246,16 @@ fn an_interrupt_stops_no_counter_while_the_driver_has_the_pmu() {
 
 #[test]
 fn counters_that_an_interrupt_has_frozen_go_on_when_the_driver_takes_the_pmu() {
-    // CTR_FRZ, beside the overflow of a counter.
+    // CTR_FRZ, beside the overflow of a counter and LBR_FRZ.
     const FROZEN: u64 = 1 << 59;
+    const RECORDS_FROZEN: u64 = 1 << 58;
     let version_4 = Identity { perfmon: [0x0730_0404, 0x44, 0, 3 | 40 << 5], ..NEHALEM };
     let amd_version_2 = Identity { extended: 1 << 23, perfmon_amd: [1, 6], ..ZEN };
     for (boot, status, acknowledge, all) in [
         (version_4, GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x7_0000_000f),
         (amd_version_2, 0xc000_0300, 0xc000_0302, 0x3f),
     ] {
-        for (found, acknowledged) in [(FROZEN | 1, FROZEN), (1, all)] {
+        for (found, acknowledged) in [(FROZEN | RECORDS_FROZEN | 1, FROZEN), (1, all)] {
             let (driver, mut pcpu, pmu) = (driver(&boot, false), Pcpu::new(), Memory::new());
             pmu.held.borrow_mut().insert(status, found);
             come_up(&driver, &mut pcpu, &boot, &pmu).unwrap();

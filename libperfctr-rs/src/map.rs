@@ -21,10 +21,13 @@ use crate::reader::{ReadError, Reader, Snapshot};
 use crate::sys::Generation;
 
 /// A read-only mapping of a bound descriptor, which the kernel does not copy to a forked child.
+///
+/// A mapping of nothing is one of [no process](Generation::NONE), so a reader learns by one check
+/// whether something is mapped that it may read.
 #[derive(Debug)]
 struct Mapping {
     /// `drop` unmaps it in the process that made it, and in no other.
-    map: ManuallyDrop<MmapRaw>,
+    map: ManuallyDrop<Option<MmapRaw>>,
     generation: Generation,
 }
 
@@ -37,7 +40,19 @@ impl Mapping {
             .len(pages * PAGE_BYTES)
             .map_raw_read_only(device)
             .map_err(Error::kernel("map the counter pages"))?;
-        Ok(Self { map: ManuallyDrop::new(map), generation: Generation::current() })
+        Ok(Self { map: ManuallyDrop::new(Some(map)), generation: Generation::current() })
+    }
+
+    /// Makes a mapping of nothing.
+    const fn none() -> Self {
+        Self { map: ManuallyDrop::new(None), generation: Generation::NONE }
+    }
+
+    /// Returns what is mapped, or `None` in any other process than the one that has mapped it.
+    #[inline(always)]
+    fn mapped(&self) -> Option<&MmapRaw> {
+        // SAFETY: only a mapping of nothing has no map, and its generation is that of no process.
+        (!self.forked()).then(|| unsafe { self.map.as_ref().unwrap_unchecked() })
     }
 
     #[inline(always)]
@@ -79,17 +94,19 @@ impl Pages {
         Ok(Self { mapping, vcpus })
     }
 
-    /// Returns whether this process is a forked child, which inherited the session but not the
-    /// mapping.
-    #[inline(always)]
-    pub(crate) fn forked(&self) -> bool {
-        self.mapping.forked()
+    /// Returns the pages of a provider that has none. They are never readable, as in a forked
+    /// child.
+    pub(crate) const fn none() -> Self {
+        Self { mapping: Mapping::none(), vcpus: 0 }
     }
 
-    /// Returns the reader of these pages, or `None` in a forked child.
+    /// Returns the reader of these pages, or `None` in a forked child, which inherited the session
+    /// but not the mapping.
     #[inline(always)]
     pub fn reader(&self) -> Option<Reader<'_>> {
-        (!self.forked()).then(|| self.mapped())
+        let map = self.mapping.mapped()?;
+        // SAFETY: `1 + vcpus` pages are mapped as long as `self` lives.
+        Some(unsafe { Reader::new(map.as_ptr(), self.vcpus) })
     }
 
     /// Returns the thread's page, or `None` in a forked child.
@@ -112,10 +129,8 @@ impl Pages {
     /// The errors of [`Reader::read`]; [`ReadError::NotDirect`] in a forked child.
     #[inline(always)]
     pub fn read(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
-        if self.forked() {
-            return Err(no_pages());
-        }
-        self.mapped().read(counts)
+        let Some(reader) = self.reader() else { return Err(no_pages()) };
+        reader.read(counts)
     }
 
     /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC. The
@@ -126,22 +141,12 @@ impl Pages {
     /// The errors of [`read`](Self::read).
     #[inline(always)]
     pub fn counts(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
-        if self.forked() {
-            return Err(no_pages());
-        }
-        self.mapped().counts(counts)
-    }
-
-    /// Returns the reader of these pages. The caller has checked that this process is not a forked
-    /// child, in which nothing is mapped.
-    #[inline(always)]
-    fn mapped(&self) -> Reader<'_> {
-        // SAFETY: `1 + vcpus` pages are mapped as long as `self` lives.
-        unsafe { Reader::new(self.mapping.map.as_ptr(), self.vcpus) }
+        let Some(reader) = self.reader() else { return Err(no_pages()) };
+        reader.counts(counts)
     }
 }
 
-/// Returns the error of a read in a forked child. This is a function of its own, because otherwise
+/// Returns the error of a read without pages. This is a function of its own, because otherwise
 /// compilers load the value before each read, even if no read needs it.
 #[cold]
 #[inline(never)]
@@ -164,10 +169,7 @@ impl RingPages {
     ///
     /// [`Error::Forked`], or [`Error::Malformed`] if not all of the words are in the ring.
     pub(crate) fn load(&self, offset: usize, words: &mut [u64]) -> Result<(), Error> {
-        let Mapping { map, .. } = &self.0;
-        if self.0.forked() {
-            return Err(Error::Forked);
-        }
+        let map = self.0.mapped().ok_or(Error::Forked)?;
         if !offset.is_multiple_of(8) || offset + size_of_val(words) > map.len() {
             return Err(Error::Malformed("record"));
         }
@@ -271,6 +273,14 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+
+    #[test]
+    fn a_provider_without_pages_reads_nothing_directly() {
+        let pages = Pages::none();
+        assert!(pages.reader().is_none() && pages.thread_page().is_none());
+        assert_eq!(pages.read(&mut []), Err(ReadError::NotDirect));
+        assert_eq!(pages.counts(&mut []), Err(ReadError::NotDirect));
+    }
 
     #[test]
     fn a_ring_is_not_looked_at_in_a_forked_child() {

@@ -417,7 +417,7 @@ impl Session {
     ///
     /// It is `None` in a forked child, and with other providers than [`Provider::Paravirt`].
     pub fn thread_page(&self) -> Option<&ThreadPage> {
-        self.backend.paravirt()?.thread_page()
+        self.backend.pages().thread_page()
     }
 
     /// Returns the page that the hypervisor publishes for vCPU `n`. It is meant for diagnosis.
@@ -425,7 +425,7 @@ impl Session {
     /// It is `None` in a forked child, with other providers than [`Provider::Paravirt`], or if
     /// there is no such vCPU.
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        self.backend.paravirt()?.vcpu_page(n)
+        self.backend.pages().vcpu_page(n)
     }
 }
 

@@ -51,6 +51,9 @@ impl Generation {
         if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
     }
 
+    /// The generation of no process.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
     /// Returns the generation of a child that this process could have forked.
     #[cfg(test)]
     pub(crate) fn of_child() -> Self {

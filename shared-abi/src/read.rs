@@ -209,10 +209,11 @@ fn once<'a, const TSC: bool>(
         return None;
     }
     let tsc = if TSC {
-        let phys = vcpu_tsc(vcpu, hw);
         // Without `opaque`, compilers keep all parts of this sum in registers until they know that
-        // the attempt succeeds.
-        hw.opaque(log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys))
+        // the attempt succeeds, and add words of pages to each other first.
+        let phys = hw.opaque(vcpu_tsc(vcpu, hw));
+        let start = hw.load(&thread.tsc_start);
+        hw.opaque(log_thread(hw.load(&thread.tsc_sum), start, phys))
     } else {
         hw.fence();
         0
@@ -220,8 +221,9 @@ fn once<'a, const TSC: bool>(
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         let counter = vcpu.slots.get(hw.load_half(&slot.slot) as usize)?;
         let raw = hw.counter_under(hw.load_half(&slot.counter_index), &mut vcpu_stamp);
-        let phys = vcpu_counter(counter, hw, raw);
-        *count = log_thread(hw.load(&slot.sum), hw.load(&slot.start), phys);
+        let phys = hw.opaque(vcpu_counter(counter, hw, raw));
+        let start = hw.load(&slot.start);
+        *count = log_thread(hw.load(&slot.sum), start, phys);
     }
     let vcpu_change = vcpu.seq.change(vcpu_stamp, |word| hw.load(word));
     let thread_change = thread.seq.change(stamp, |word| hw.load(word));
@@ -313,14 +315,16 @@ pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, Re
 #[inline(always)]
 fn vcpu_tsc(vcpu: &VcpuPage, hw: &impl Counters) -> u64 {
     let raw = hw.clock();
-    phys_star(hw.load(&vcpu.tsc_sum), hw.load(&vcpu.tsc_start), CLOCK_MASK, raw)
+    let start = hw.load(&vcpu.tsc_start);
+    phys_star(hw.load(&vcpu.tsc_sum), start, CLOCK_MASK, raw)
 }
 
+/// Words are loaded in the order in which the sum needs them, in which case each is an operand of
+/// the instruction that uses it. A word that is loaded earlier takes an instruction and a register.
 #[inline(always)]
 fn vcpu_counter(counter: &VcpuSlot, hw: &impl Counters, raw: u64) -> u64 {
-    let (sum, start) = (hw.load(&counter.sum), hw.load(&counter.start));
-    let mask = hw.load(&counter.mask);
-    phys_star(sum, start, mask, raw)
+    let (start, mask) = (hw.load(&counter.start), hw.load(&counter.mask));
+    phys_star(hw.load(&counter.sum), start, mask, raw)
 }
 
 /// `Phys*` of the TSC and of some counters of a vCPU, all of one moment.

@@ -198,6 +198,7 @@ fn system_call(name: &str, stack: Stack) -> Result<()> {
         })?;
         Ok(grown)
     };
+    sleep(module::UNWATCHED_AFTER);
     let without = execute(stack::nothing)?;
     let with = execute(stack)?;
     let name = format!("a null system call: {name}, 4 counters");

@@ -68,7 +68,10 @@ mod user_record {
 const BUILD_ID_BYTES: usize = 20;
 const BUILD_ID_SIZED: u32 = 1 << 15;
 
-/// Returns whether this is a file of perf's.
+/// The length of the bytes by which a file of perf's is recognised.
+pub const MAGIC_BYTES: u64 = MAGIC.len() as u64;
+
+/// Returns whether this is the beginning of a file of perf's.
 pub fn is(bytes: &[u8]) -> bool {
     [MAGIC, MAGIC_SWAPPED, MAGIC_OLD].iter().any(|magic| bytes.starts_with(*magic))
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Reads the files that `perf record` has written.
+//!
+//! A file may be larger than the memory. Of its records those of about two rounds are in memory at
+//! once: in a round perf has read the rings of all CPUs once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
-use std::ops::Range;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -19,7 +22,7 @@ use crate::elf::{self, Facts, to_hex};
 use crate::profile::{DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples};
 
 /// The most events. Each is a profile of its own.
-const EVENTS_MAX: usize = 256;
+const EVENTS_MAX: u64 = 256;
 /// The most mappings that all processes have had together. A process that is started has its
 /// parent's mappings, so without this limit a short file could have any number of them.
 const MAPS_MAX: usize = 1 << 24;
@@ -30,25 +33,56 @@ const KERNEL: &str = "[kernel]";
 const ELSEWHERE: &str = "[hypervisor or guest]";
 
 /// Reads the file: one profile for each event.
-pub fn read(bytes: &[u8]) -> Result<Vec<Profile>> {
-    ensure!(!bytes.starts_with(MAGIC_OLD), "a file of perf's old version 1 found, 2 expected");
-    ensure!(bytes.starts_with(MAGIC), "a file of a big-endian machine found");
-    let mut header = Input(&bytes[MAGIC.len()..]);
+pub fn read(file: &mut (impl Read + Seek)) -> Result<Vec<Profile>> {
+    let mut file = Sections { bytes: file.seek(SeekFrom::End(0))?, file };
+    let whole = Section { from: 0, bytes: file.bytes.min(HEADER_BYTES) };
+    let header = file.read(&whole)?;
+    ensure!(!header.starts_with(MAGIC_OLD), "a file of perf's old version 1 found, 2 expected");
+    ensure!(header.starts_with(MAGIC), "a file of a big-endian machine found");
+    let mut header = Input(&header[MAGIC.len()..]);
     let header_bytes = header.u64()?;
     ensure!(
         header_bytes >= HEADER_BYTES,
         "a file that perf has written to a pipe found, one of `perf record -o FILE` expected"
     );
     let attribute_bytes = header.u64()?;
-    let [attributes, records] = [header.section(bytes)?, header.section(bytes)?];
+    let [attributes, records] = [header.section(file.bytes)?, header.section(file.bytes)?];
     // The section of events' names that old versions had.
     header.take(SECTION_BYTES)?;
     let bits = header.u64()?;
-    let features = features(bytes, &records, bits)?;
-    let events = events(bytes, attributes.of(bytes), attribute_bytes)?;
+    let features = features(&mut file, &records, bits)?;
+    let events = events(&mut file, &attributes, attribute_bytes)?;
     let mut reader = Reader::new(events, &features)?;
-    reader.records(records.of(bytes))?;
+    reader.records(file.at(&records)?)?;
     reader.finish(&features)
+}
+
+/// A part of the file.
+struct Section {
+    from: u64,
+    bytes: u64,
+}
+
+/// A file, from which sections are read.
+struct Sections<'a, F> {
+    file: &'a mut F,
+    /// The file's length.
+    bytes: u64,
+}
+
+impl<F: Read + Seek> Sections<'_, F> {
+    /// Returns the section as something that can be read.
+    fn at(&mut self, section: &Section) -> Result<impl Read> {
+        self.file.seek(SeekFrom::Start(section.from))?;
+        Ok(self.file.by_ref().take(section.bytes))
+    }
+
+    /// Reads a whole section.
+    fn read(&mut self, section: &Section) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.at(section)?.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
 }
 
 /// Bytes that are yet to be read.
@@ -78,29 +112,17 @@ impl<'a> Input<'a> {
     }
 
     /// Takes an entry that says where a section is.
-    fn section(&mut self, file: &[u8]) -> Result<Section> {
-        let (offset, size) = (self.u64()?, self.u64()?);
-        let end = offset.checked_add(size).filter(|&end| end <= file.len() as u64);
-        let end = end.with_context(|| {
-            format!("a section of {size} bytes from {offset} on found in {} bytes", file.len())
-        })?;
-        // The length is at most the file's length, and the file is in memory.
-        Ok(Section(offset as usize..end as usize))
+    fn section(&mut self, file_bytes: u64) -> Result<Section> {
+        let (from, bytes) = (self.u64()?, self.u64()?);
+        let is_inside = from.checked_add(bytes).is_some_and(|end| end <= file_bytes);
+        ensure!(is_inside, "a section of {bytes} bytes from {from} on found in {file_bytes} bytes");
+        Ok(Section { from, bytes })
     }
 
     /// Takes a name with its length before it.
     fn counted_name(&mut self) -> Result<String> {
         let length = self.u32()?;
         Ok(text(self.take(length.into())?))
-    }
-}
-
-/// A part of the file.
-struct Section(Range<usize>);
-
-impl Section {
-    fn of<'a>(&self, file: &'a [u8]) -> &'a [u8] {
-        &file[self.0.clone()]
     }
 }
 
@@ -114,14 +136,23 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The sections behind the records, by their numbers.
-type Features<'a> = BTreeMap<u32, Input<'a>>;
+type Features = BTreeMap<u32, Vec<u8>>;
 
-fn features<'a>(bytes: &'a [u8], records: &Section, bits: u64) -> Result<Features<'a>> {
-    let mut table = Input(&bytes[records.0.end..]);
-    let mut features = Features::new();
+fn features<F: Read + Seek>(
+    file: &mut Sections<'_, F>,
+    records: &Section,
+    bits: u64,
+) -> Result<Features> {
+    let from = records.from + records.bytes;
+    let bytes = (SECTION_BYTES * u64::from(bits.count_ones())).min(file.bytes - from);
+    let table = file.read(&Section { from, bytes })?;
+    let (mut table, mut features, mut known) = (Input(&table), Features::new(), 0);
     for feature in (0..u64::BITS).filter(|feature| bits & 1 << feature != 0) {
-        let section = table.section(bytes).context("sections behind the records")?;
-        features.insert(feature, Input(section.of(bytes)));
+        let section = table.section(file.bytes).context("sections behind the records")?;
+        // A short file could otherwise name its bytes again and again.
+        known += section.bytes;
+        ensure!(known <= file.bytes, "sections of {known} bytes found in {}", file.bytes);
+        features.insert(feature, file.read(&section)?);
     }
     let refuse = |feature, what: &str| {
         ensure!(!features.contains_key(&feature), "{what}");
@@ -155,27 +186,32 @@ impl Event {
     }
 }
 
-fn events(file: &[u8], attributes: &[u8], each: u64) -> Result<Vec<Event>> {
+fn events<F: Read + Seek>(
+    file: &mut Sections<'_, F>,
+    attributes: &Section,
+    each: u64,
+) -> Result<Vec<Event>> {
     let least = u64::from(perf::PERF_ATTR_SIZE_VER0) + SECTION_BYTES;
     ensure!(
         (least..=ATTRIBUTE_BYTES_MAX).contains(&each),
         "attributes of {each} bytes found, {least} to {ATTRIBUTE_BYTES_MAX} expected"
     );
+    let count = attributes.bytes / each;
+    ensure!((1..=EVENTS_MAX).contains(&count), "{count} events found, 1 to {EVENTS_MAX} expected");
     let (mut events, mut known) = (Vec::new(), 0);
-    for attribute in attributes.chunks_exact(each as usize) {
+    for attribute in file.read(attributes)?.chunks_exact(each as usize) {
         let mut input = Input(attribute);
         let (kind, _, config) = (input.u32()?, input.u32()?, input.u64()?);
         let (period, sample_type) = (input.u64()?, input.u64()?);
         let (read_format, flags) = (input.u64()?, input.u64()?);
         let mut ids = Input(&attribute[(each - SECTION_BYTES) as usize..]);
-        let ids = ids.section(file).context("identifiers of an event")?;
-        known += ids.0.len();
-        ensure!(known <= file.len(), "identifiers of {known} bytes found in {}", file.len());
-        let ids = ids.of(file).chunks_exact(8).map(|id| Input(id).u64()).collect::<Result<_>>()?;
+        let ids = ids.section(file.bytes).context("identifiers of an event")?;
+        known += ids.bytes;
+        ensure!(known <= file.bytes, "identifiers of {known} bytes found in {}", file.bytes);
+        let ids = file.read(&ids)?;
+        let ids = ids.chunks_exact(8).map(|id| Input(id).u64()).collect::<Result<_>>()?;
         events.push(Event { kind, config, period, sample_type, read_format, flags, ids });
     }
-    let count = events.len();
-    ensure!((1..=EVENTS_MAX).contains(&count), "{count} events found, 1 to {EVENTS_MAX} expected");
     for event in &events {
         ensure!(
             !event.has(perf::PERF_SAMPLE_STACK_USER),
@@ -249,20 +285,100 @@ struct Record<'a> {
     body: &'a [u8],
 }
 
-impl Record<'_> {
+impl<'a> Record<'a> {
+    /// Returns the record in these bytes, whose length is the record's.
+    fn of(bytes: &'a [u8]) -> Result<Self> {
+        let mut input = Input(bytes);
+        let (kind, misc, _) = (input.u32()?, input.u16()?.into(), input.u16()?);
+        Ok(Self { kind, misc, body: input.0 })
+    }
+
     fn has(&self, misc: u32) -> bool {
         self.misc & misc != 0
     }
 }
 
+/// Records that wait until all earlier ones have come.
+#[derive(Default)]
+struct Waiting {
+    /// The records one behind the other. Records that are not kept leave no gaps.
+    bytes: Vec<u8>,
+    /// The time of each record, and where it begins and ends.
+    records: Vec<(u64, usize, usize)>,
+}
+
+/// Says where a record is that cannot be read.
+fn record_at(byte: u64) -> String {
+    format!("the record at byte {byte}")
+}
+
+impl Waiting {
+    /// Reads one record behind the others, and returns its length, or `None` if there is none.
+    fn read(&mut self, input: &mut impl Read) -> Result<Option<usize>> {
+        let from = self.bytes.len();
+        let mut read = |bytes: &mut Vec<u8>, length: usize| -> Result<usize> {
+            let found = input.by_ref().take(length as u64).read_to_end(bytes)?;
+            ensure!(found == length || found == 0, "{found} bytes found, {length} expected");
+            Ok(found)
+        };
+        if read(&mut self.bytes, RECORD_BYTES)? == 0 {
+            return Ok(None);
+        }
+        let size = Input(&self.bytes[from + RECORD_BYTES - 2..]).u16()?;
+        let length = usize::from(size).checked_sub(RECORD_BYTES);
+        let length = length.with_context(|| format!("a record of {size} bytes found"))?;
+        let found = read(&mut self.bytes, length)?;
+        ensure!(found == length, "{found} bytes found, {length} expected");
+        Ok(Some(usize::from(size)))
+    }
+
+    /// Returns the bytes of the record that was read last, which has this length.
+    fn last(&self, length: usize) -> &[u8] {
+        &self.bytes[self.bytes.len() - length..]
+    }
+
+    /// Keeps the record that was read last.
+    fn keep(&mut self, time: u64, length: usize) {
+        let end = self.bytes.len();
+        self.records.push((time, end - length, end));
+    }
+
+    /// Forgets the record that was read last.
+    fn forget(&mut self, length: usize) {
+        self.bytes.truncate(self.bytes.len() - length);
+    }
+
+    /// Takes the records of up to this time, in the order of their times. Those of one time are in
+    /// the order in which they were read.
+    fn take_until(
+        &mut self,
+        time: u64,
+        mut take: impl FnMut(Record<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.records.sort_unstable();
+        let due = self.records.partition_point(|record| record.0 <= time);
+        for &(_, from, end) in &self.records[..due] {
+            let record = Record::of(&self.bytes[from..end])?;
+            take(record).with_context(|| format!("a record of kind {}", record.kind))?;
+        }
+        let mut kept = Self::default();
+        for &(time, from, end) in &self.records[due..] {
+            kept.bytes.extend(&self.bytes[from..end]);
+            kept.keep(time, end - from);
+        }
+        *self = kept;
+        Ok(())
+    }
+}
+
 impl Reader {
-    fn new(events: Vec<Event>, features: &Features<'_>) -> Result<Self> {
+    fn new(events: Vec<Event>, features: &Features) -> Result<Self> {
         let names = match features.get(&feature::EVENT_DESC) {
-            Some(section) => names(*section).context("names of events")?,
+            Some(section) => names(Input(section)).context("names of events")?,
             None => Vec::new(),
         };
         let command = match features.get(&feature::CMDLINE) {
-            Some(section) => command(*section).context("the command line")?,
+            Some(section) => command(Input(section)).context("the command line")?,
             None => Vec::new(),
         };
         let profile = |(n, event): (usize, &Event)| {
@@ -281,7 +397,7 @@ impl Reader {
             .enumerate()
             .flat_map(|(n, event)| event.ids.iter().map(move |&id| (id, n)));
         let build_ids = match features.get(&feature::BUILD_ID) {
-            Some(section) => build_ids(*section).context("build-ids")?,
+            Some(section) => build_ids(Input(section)).context("build-ids")?,
             None => HashMap::new(),
         };
         Ok(Self {
@@ -299,29 +415,33 @@ impl Reader {
     }
 
     /// Reads all records, in the order of their times. Those of different CPUs are in no order.
-    fn records(&mut self, bytes: &[u8]) -> Result<()> {
-        let (mut input, mut records) = (Input(bytes), Vec::new());
-        while !input.0.is_empty() {
-            let at = bytes.len() - input.0.len();
-            let record = self.record(&mut input);
-            let timed = record.with_context(|| format!("the record at byte {at}"))?;
-            records.extend(timed);
+    ///
+    /// A round has all records that were in any ring when it began. So at its end there are no
+    /// more records to come that are older than the latest one of the round before.
+    fn records(&mut self, mut input: impl Read) -> Result<()> {
+        let (mut waiting, mut at) = (Waiting::default(), 0);
+        let (mut latest, mut latest_before) = (0, 0);
+        while let Some(bytes) = waiting.read(&mut input).with_context(|| record_at(at))? {
+            let record = Record::of(waiting.last(bytes))?;
+            let time = self.time_of(&record).with_context(|| record_at(at))?;
+            let is_end = record.kind == user_record::FINISHED_ROUND;
+            at += bytes as u64;
+            match time {
+                Some(time) => waiting.keep(time, bytes),
+                None => waiting.forget(bytes),
+            }
+            latest = time.unwrap_or(0).max(latest);
+            if is_end {
+                waiting.take_until(latest_before, |record| self.take(record))?;
+                latest_before = latest;
+            }
         }
-        records.sort_by_key(|&(time, _)| time);
-        for (_, record) in records {
-            self.take(record).with_context(|| format!("a record of kind {}", record.kind))?;
-        }
-        Ok(())
+        waiting.take_until(u64::MAX, |record| self.take(record))
     }
 
-    /// Takes a record with its time, 0 if it has none. Returns `None` for records without meaning
-    /// here.
-    fn record<'a>(&self, input: &mut Input<'a>) -> Result<Option<(u64, Record<'a>)>> {
-        let (kind, misc, size) = (input.u32()?, input.u16()?.into(), input.u16()?);
-        let length = usize::from(size).checked_sub(RECORD_BYTES);
-        let length = length.with_context(|| format!("a record of {size} bytes found"))?;
-        let record = Record { kind, misc, body: input.take(length as u64)? };
-        match kind {
+    /// Returns the time of a record, 0 if it has none, or `None` for records without meaning here.
+    fn time_of(&self, record: &Record<'_>) -> Result<Option<u64>> {
+        match record.kind {
             perf::PERF_RECORD_AUX | user_record::AUXTRACE_INFO | user_record::AUXTRACE => {
                 bail!("{AUX}")
             }
@@ -332,7 +452,7 @@ impl Reader {
             | perf::PERF_RECORD_FORK
             | perf::PERF_RECORD_LOST
             | perf::PERF_RECORD_LOST_SAMPLES
-            | perf::PERF_RECORD_SAMPLE => Ok(Some((self.time(&record)?, record))),
+            | perf::PERF_RECORD_SAMPLE => Ok(Some(self.time(record)?)),
             _ => Ok(None),
         }
     }
@@ -515,7 +635,7 @@ impl Reader {
         Ok(())
     }
 
-    fn finish(self, features: &Features<'_>) -> Result<Vec<Profile>> {
+    fn finish(self, features: &Features) -> Result<Vec<Profile>> {
         let machine = machine(features).context("the machine's names")?;
         let profile = |sampled: Sampled| {
             let Sampled { mut profile, samples, .. } = sampled;
@@ -666,8 +786,8 @@ fn command(mut section: Input<'_>) -> Result<Vec<String>> {
 }
 
 /// Returns the machine that the file was recorded on.
-fn machine(features: &Features<'_>) -> Result<Option<Machine>> {
-    let section = |feature| features.get(&feature).copied();
+fn machine(features: &Features) -> Result<Option<Machine>> {
+    let section = |feature| features.get(&feature).map(|section| Input(section));
     let (Some(mut host), Some(mut release), Some(mut cpus)) =
         (section(feature::HOSTNAME), section(feature::OSRELEASE), section(feature::NRCPUS))
     else {

@@ -7,6 +7,8 @@ use std::io::Cursor;
 use linux_perf_data::linux_perf_event_reader::{AttrFlags, EventRecord};
 use linux_perf_data::{PerfFileReader, PerfFileRecord};
 
+use anyhow::Result;
+
 use super::read::{Map, replace};
 use super::*;
 use crate::elf::{Facts, Segment};
@@ -16,6 +18,10 @@ use crate::profile::{Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol
 /// whose `main` calls `g`, which calls `f`.
 const RECORDED: &[u8] = include_bytes!("recorded.data");
 const RECORDED_SAMPLES: u64 = 34;
+
+fn read(bytes: &[u8]) -> Result<Vec<Profile>> {
+    super::read(&mut Cursor::new(bytes))
+}
 
 /// Returns a profile of two threads and a process that they have started, with a file, a place of
 /// the kernel's, and memory without a file.
@@ -492,6 +498,35 @@ fn a_thread_has_the_name_of_the_thread_that_has_started_it() {
         read[0].threads.iter().map(|thread| (thread.tid, &*thread.name)).collect();
     names.sort_unstable();
     assert_eq!(names, [(7, "one"), (8, "two"), (9, "two")], "8 has started 9");
+}
+
+#[test]
+fn records_wait_until_all_earlier_ones_were_read() {
+    let file = encode(&[profile()]).unwrap();
+    let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let bytes = |kind: u32| {
+        let at = record(&file, kind);
+        file[at..at + (word(at) >> 48) as usize].to_vec()
+    };
+    let name = |name: u8, time| {
+        let mut bytes = bytes(perf::PERF_RECORD_COMM);
+        bytes[16..18].copy_from_slice(&[name, 0]);
+        let at = bytes.len() - 16;
+        with(&bytes, at, time)
+    };
+    let sample = |time| {
+        let thread = word(record(&file, perf::PERF_RECORD_COMM) + 8);
+        with(&with(&bytes(perf::PERF_RECORD_SAMPLE), 24, thread), 32, time)
+    };
+    // The CPU that has taken the sample is read after the one that has renamed the thread.
+    let rounds = [vec![name(b'a', 1), name(b'b', 30)], vec![sample(20)], vec![]];
+    let end = bytes(user_record::FINISHED_ROUND);
+    let records = rounds.map(|round| [round.concat(), end.clone()].concat()).concat();
+    let mut head = with(&file[..word(40) as usize], 48, records.len() as u64);
+    head[72..104].fill(0);
+    let read = read(&[head, records].concat()).unwrap();
+    let threads: Vec<_> = read[0].threads.iter().map(|thread| &*thread.name).collect();
+    assert_eq!((read[0].samples(), threads), (1, vec!["a"]), "its name at that time");
 }
 
 /// Returns the places of the file's mappings of a process.

@@ -4,7 +4,7 @@
 use core::ffi::c_int;
 
 use guest_kmod::LocalVcpu;
-use guest_kmod::watch::Watch;
+use guest_kmod::watch::{Activity, StopTimer, Watch};
 
 use crate::COUNTING;
 use crate::call::Call;
@@ -15,9 +15,14 @@ use crate::on_vcpu::OnVcpu;
 unsafe extern "C" {
     /// Has the kernel call the module at every switch. Returns 0, or an error.
     fn perfctr_glue_watch_begin() -> c_int;
+    /// If nobody counts, has [`perfctr_core_stop_if_idle`] called after a while. Does not sleep.
+    ///
+    /// The while is [`perfctr_core_stop_delay`]. If a call is due anyway, it is not put off.
+    fn perfctr_glue_stop_if_idle();
 }
 
 static WATCH: Watch = Watch::new();
+static STOP_TIMER: StopTimer = StopTimer::new();
 
 /// Adds a watcher, and begins to watch switches first if they are not watched.
 ///
@@ -59,7 +64,11 @@ pub extern "C" fn perfctr_core_watch_leave() {
 pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
     let Some(moment) = WATCH.may_end() else { return false };
     Call::HideIfUnwatched.on_these(vcpus().filter(|vcpu| registered_observer(vcpu).is_some()));
-    WATCH.end(moment, !is_exit && is_shown(None))
+    let has_ended = WATCH.end(moment, !is_exit && is_shown(None));
+    if has_ended {
+        STOP_TIMER.reset_delay();
+    }
+    has_ended
 }
 
 impl OnVcpu<'_> {
@@ -78,12 +87,26 @@ pub extern "C" fn perfctr_core_is_idle() -> bool {
     COUNTING.is_idle()
 }
 
-/// Stops the counters of all vCPUs if nobody counts.
+/// Returns the time after which [`perfctr_core_stop_if_idle`] is to be called, unit: ms.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_stop_delay() -> u32 {
+    STOP_TIMER.delay_ms()
+}
+
+/// Stops the counters of all vCPUs if nobody counts or has counted lately.
 ///
-/// vCPUs on which no counter runs are not interrupted.
+/// If somebody has counted lately, C calls it again after a while; see [`StopTimer::check`]. vCPUs
+/// on which no counter runs are not interrupted. C makes one call at a time.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop_if_idle() {
-    if COUNTING.is_idle() {
-        Call::StopIfIdle.on_these(vcpus().filter(|vcpu| is_counting(vcpu)));
+    match STOP_TIMER.check(&COUNTING) {
+        Activity::CountsNow => {}
+        // SAFETY: C takes no lock that the caller could hold.
+        Activity::HasCounted => unsafe { perfctr_glue_stop_if_idle() },
+        Activity::Idle if vcpus().any(is_counting) => {
+            STOP_TIMER.wait_longer();
+            Call::StopIfIdle.on_these(vcpus().filter(|vcpu| is_counting(vcpu)));
+        }
+        Activity::Idle => {}
     }
 }

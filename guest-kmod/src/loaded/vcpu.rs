@@ -2,7 +2,7 @@
 //! Registers a vCPU's page, and loads configurations on the vCPU.
 
 use core::num::NonZeroU64;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shared_abi::arch::EVNTSEL_OS;
 use shared_abi::read::{
@@ -138,27 +138,39 @@ impl Default for Vcpu {
     }
 }
 
-/// The number of threads, on all vCPUs, whose counters count.
+/// The number of threads, on all vCPUs, whose counters count, and how often one has started.
+///
+/// Both are in one word, the number of starts in its upper half, so that a start changes both at
+/// once.
 #[derive(Debug, Default)]
-pub struct Counting(AtomicU32);
+pub struct Counting(AtomicU64);
+
+/// What a start adds.
+const START: u64 = 1 << 32 | 1;
 
 impl Counting {
     /// Starts at 0.
     pub const fn new() -> Self {
-        Self(AtomicU32::new(0))
+        Self(AtomicU64::new(0))
     }
 
     /// Returns whether nobody counts.
     pub fn is_idle(&self) -> bool {
         // ATOMICS: decides only whether to stop counters that nobody reads; a thread that starts
         // meanwhile loads its configuration again.
-        self.0.load(Relaxed) == 0
+        self.0.load(Relaxed) as u32 == 0
+    }
+
+    /// Returns the number of starts so far, if nobody counts. It wraps.
+    pub fn starts_if_idle(&self) -> Option<u32> {
+        let word = self.0.load(Relaxed);
+        (word as u32 == 0).then_some((word >> 32) as u32)
     }
 
     /// Notes that a thread's counting went from `was` to `is`.
     pub(crate) fn moved(&self, was: bool, is: bool) {
         match (was, is) {
-            (false, true) => self.0.fetch_add(1, Relaxed),
+            (false, true) => self.0.fetch_add(START, Relaxed),
             (true, false) => self.0.fetch_sub(1, Relaxed),
             _ => 0,
         };

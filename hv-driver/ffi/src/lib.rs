@@ -11,7 +11,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 use hv_driver::guest::{Clock, Rings};
 use hv_driver::settings;
-use hv_driver::vcpu::GuestMode;
+use hv_driver::vcpu::{GuestMode, ToggleWork};
 use hv_driver::{
     Account, Demand, Driver, Guest, HostFacts, Identity, Left, Limits, Nmi, Options, Policy,
     PolicyChange, RecordArea, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
@@ -35,7 +35,7 @@ pub const DRIVER_BYTES: usize = 328;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 600;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2744;
+pub const VCPU_BYTES: usize = 2736;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
@@ -526,9 +526,23 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     vcpu: &mut VcpuObject,
     kernel: bool,
 ) -> bool {
-    let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this where its guest changes the mode, with interrupts disabled.
-    vcpu.toggle(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel))
+    let mut cpu = unsafe { OnCpu::new(cpu) };
+    match vcpu.parts().0.work_of_toggle() {
+        ToggleWork::Nothing => false,
+        ToggleWork::Usual => {
+            let (vcpu, page) = vcpu.parts();
+            vcpu.toggle(&mut cpu.cpu(), page, mode(kernel))
+        }
+        ToggleWork::Unusual => toggle_otherwise(cpu, vcpu, kernel),
+    }
+}
+
+/// This function is not inlined, so that the usual change of the mode does not save registers.
+#[inline(never)]
+fn toggle_otherwise(mut cpu: OnCpu<'_>, vcpu: &mut VcpuObject, kernel: bool) -> bool {
+    let (vcpu, page) = vcpu.parts();
+    vcpu.toggle_otherwise(&mut cpu.cpu(), page, mode(kernel))
 }
 
 /// Stops the vCPU that is current here, if the host no longer lets it count.

@@ -268,6 +268,8 @@ enum perfctr_status perfctr_counts_close(struct perfctr_counters *counters);
 
 /*
  * Reads all counters, without a system call where the provider can.
+ *
+ * reading: gets the reading. If the counters cannot be read, it has only the number of events.
  */
 enum perfctr_status perfctr_counts_read(struct perfctr_counters *counters,
                                         struct perfctr_reading *reading);

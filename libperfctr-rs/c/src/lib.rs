@@ -183,6 +183,8 @@ pub extern "C" fn perfctr_counts_close(counters: *mut Counters) -> Status {
 
 /// Reads all counters, without a system call where the provider can.
 ///
+/// reading: gets the reading. If the counters cannot be read, it has only the number of events.
+///
 /// # Safety
 ///
 /// `reading` is writable.
@@ -191,9 +193,23 @@ pub unsafe extern "C" fn perfctr_counts_read(
     counters: *mut Counters,
     reading: *mut Snapshot,
 ) -> Status {
-    let read = open::with(counters.addr(), |open| Ok(Snapshot::of(open, &open.read()?)));
-    // SAFETY: the caller promises a place for a reading; null and unaligned ones are found out.
-    answer(read.and_then(|read| unsafe { store(reading, read) }))
+    let result = open::with(counters.addr(), |open| {
+        usable(reading)?;
+        // The counters are read into the caller's place, because a copy would cost more than the
+        // read itself.
+        // SAFETY: the caller promises a place for a reading, and it is neither null nor unaligned.
+        // A reading consists of numbers, so zeros are one. The caller uses it only after this
+        // function.
+        let reading = unsafe {
+            reading.write_bytes(0, 1);
+            &mut *reading
+        };
+        reading.events = open.events();
+        let perfctr::Reading { tsc, retries, direct, .. } = open.read_into(&mut reading.counts)?;
+        (reading.clock, reading.retries, reading.direct) = (tsc, retries, direct.into());
+        Ok(())
+    });
+    answer(result)
 }
 
 /// Reads all counters, and gives what was counted since an earlier reading of the same handle.

@@ -118,10 +118,19 @@ impl Open {
     #[inline(always)]
     pub fn read(&self) -> Result<FullReading, Failure> {
         let mut reading = FullReading::default();
-        let perfctr::Reading { tsc, retries, direct, .. } =
-            self.session.read_into(self.used(&mut reading.counts))?;
+        let perfctr::Reading { tsc, retries, direct, .. } = self.read_into(&mut reading.counts)?;
         (reading.tsc, reading.retries, reading.direct) = (tsc, retries, direct);
         Ok(reading)
+    }
+
+    /// Reads all counters into the first elements of `counts`. The result says how, and its own
+    /// list of counts is empty.
+    #[inline(always)]
+    pub fn read_into(
+        &self,
+        counts: &mut [u64; MAX_COUNTERS],
+    ) -> Result<perfctr::Reading<0>, Failure> {
+        Ok(self.session.read_into(self.used(counts))?)
     }
 
     /// Counts what the first closure does, without what is counted of the second, which does

@@ -10,17 +10,17 @@ use shared_abi::ioctl::{
     FEATURE_RING, Info,
 };
 use shared_abi::limits::MAX_COUNTERS;
-use shared_abi::read::{ReadError, Snapshot};
+use shared_abi::read::ReadError;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::version::{ABI_MAJOR, THREAD_PAGE_MAGIC};
-use shared_abi::{Config, CounterConfig, Errno, PmuCaps, ThreadPage, VcpuPage};
+use shared_abi::{Config, CounterConfig, Errno, PmuCaps};
 
 use crate::error::Error;
 use crate::event::Event;
 use crate::host::{Driver, Xen};
 use crate::map::Pages;
 use crate::overflow::Records;
-use crate::sys::Device;
+use crate::sys::{Device, Generation};
 
 use super::known;
 use super::place::place;
@@ -31,7 +31,8 @@ use super::types::{Description, Notification, Provider, Taken};
 #[derive(Debug)]
 pub(crate) struct Paravirt {
     device: Device,
-    pages: Pages,
+    /// The process that has opened the device. A forked child must not touch its counters.
+    generation: Generation,
     description: Description,
     caps: PmuCaps,
     /// The events that were started last, and the notification if one of them samples.
@@ -43,7 +44,8 @@ pub(crate) struct Paravirt {
 }
 
 impl Paravirt {
-    pub(crate) fn open() -> Result<Self, Error> {
+    /// Opens the calling thread's counters, and maps their pages.
+    pub(crate) fn open() -> Result<(Self, Pages), Error> {
         let device = Device::open().map_err(|error| Error::Refused(at_device(&error)))?;
         let refused = |error| Error::Refused(Refusal::at_module(&error));
         let info = device.info().map_err(refused)?;
@@ -60,11 +62,19 @@ impl Paravirt {
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
         let (counters, notification, features) =
             (Vec::new(), Notification::Signal(0), info.features);
-        let has_ring = Cell::new(false);
-        let paravirt =
-            Self { device, pages, description, caps, counters, notification, has_ring, features };
-        match paravirt.thread_page() {
-            Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok(paravirt),
+        let (has_ring, generation) = (Cell::new(false), Generation::current());
+        let paravirt = Self {
+            device,
+            generation,
+            description,
+            caps,
+            counters,
+            notification,
+            has_ring,
+            features,
+        };
+        match pages.thread_page() {
+            Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok((paravirt, pages)),
             _ => Err(Error::Malformed("thread page")),
         }
     }
@@ -92,9 +102,7 @@ impl Paravirt {
 
     /// Gives the thread a ring of this many records.
     pub(crate) fn records(&self, room: usize, callers: usize) -> Result<Records, Error> {
-        if self.pages.forked() {
-            return Err(Error::Forked);
-        }
+        self.check_forked()?;
         if self.features & FEATURE_RING == 0 {
             return Err(Error::NoRings("the loaded module knows no rings: it is older"));
         }
@@ -127,9 +135,7 @@ impl Paravirt {
         preserve: u32,
         notification: Notification,
     ) -> Result<(), Error> {
-        if self.pages.forked() {
-            return Err(Error::Forked);
-        }
+        self.check_forked()?;
         let (flags, signal) = match notification {
             Notification::Signal(signal) => (flags, signal),
             Notification::Records => (flags | CONTROL_RING, 0),
@@ -141,33 +147,19 @@ impl Paravirt {
         })
     }
 
-    #[inline(always)]
-    pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        self.taken(self.pages.read(counts), counts)
+    fn check_forked(&self) -> Result<(), Error> {
+        if self.generation == Generation::current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    #[inline(always)]
-    pub(crate) fn counts(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        self.taken(self.pages.counts(counts), counts)
-    }
-
-    #[inline(always)]
-    fn taken(
+    /// Asks the kernel for the counts that a direct read of the pages could not give, or for the
+    /// reason.
+    pub(crate) fn read_otherwise(
         &self,
-        snapshot: Result<Snapshot, ReadError>,
+        error: ReadError,
+        pages: &Pages,
         counts: &mut [u64],
     ) -> Result<Taken, Error> {
-        match snapshot {
-            Ok(Snapshot { tsc, retries }) => Ok(Taken { tsc, retries, direct: true }),
-            Err(error) => self.read_otherwise(error, counts),
-        }
-    }
-
-    /// Asks the kernel for the counts that a direct read could not give, or for the reason.
-    #[cold]
-    #[inline(never)]
-    fn read_otherwise(&self, error: ReadError, counts: &mut [u64]) -> Result<Taken, Error> {
-        let page = self.thread_page().ok_or(Error::Forked)?;
+        let page = pages.thread_page().ok_or(Error::Forked)?;
         let available = page.counters.load(Relaxed) as usize;
         if counts.len() > available {
             return Err(Error::TooManyCounters { asked: counts.len(), available });
@@ -181,21 +173,13 @@ impl Paravirt {
         }
         Ok(Taken { tsc: sums.tsc, retries: 0, direct: false })
     }
-
-    pub(crate) fn thread_page(&self) -> Option<&ThreadPage> {
-        self.pages.thread_page()
-    }
-
-    pub(crate) fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        self.pages.vcpu_page(n)
-    }
 }
 
 impl Drop for Paravirt {
     fn drop(&mut self) {
-        // Closing the descriptor alone would leave the thread counting. A forked child must not
-        // touch its parent's counters. An error can neither be reported from here nor handled.
-        if !self.pages.forked() {
+        // Closing the descriptor alone would leave the thread counting. An error can neither be
+        // reported from here nor handled.
+        if self.check_forked().is_ok() {
             drop(self.device.unlink());
         }
     }

@@ -2,6 +2,7 @@
 //! A perf event's ring of records, which the kernel fills (`perf_event_open(2)`, "MMAP layout").
 #![expect(unsafe_code, reason = "memory that is shared with the kernel")]
 
+use std::fs;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -14,6 +15,11 @@ use shared_abi::limits::PAGE_BYTES;
 /// Size of a ring without the page that describes it; a power of two. Users without privileges may
 /// have four such rings on each CPU (`perf_event_mlock_kb`).
 pub(super) const BYTES: usize = 32 * PAGE_BYTES;
+/// The same for those who may lock any amount of memory. Such a ring has room for 38 ms of 100,000
+/// samples in a second, if each has ten callers.
+const BYTES_OF_PRIVILEGED: usize = 128 * PAGE_BYTES;
+/// The capability of locking memory (`linux/capability.h`), as a bit.
+const CAP_IPC_LOCK: u64 = 1 << 14;
 
 /// The mapping of a ring.
 #[derive(Debug)]
@@ -23,8 +29,16 @@ pub(super) struct Ring {
 
 impl Ring {
     pub(super) fn new(event: &impl AsRawFd) -> io::Result<Self> {
-        let map = MmapOptions::new().len(PAGE_BYTES + BYTES).map_raw(event)?;
+        let [status, users] = ["/proc/self/status", "/proc/self/uid_map"]
+            .map(|file| fs::read_to_string(file).unwrap_or_default());
+        let bytes = if may_lock_memory(&status, &users) { BYTES_OF_PRIVILEGED } else { BYTES };
+        let map = MmapOptions::new().len(PAGE_BYTES + bytes).map_raw(event)?;
         Ok(Self { map })
+    }
+
+    /// Returns the ring's size, unit: bytes.
+    fn bytes(&self) -> usize {
+        self.map.len() - PAGE_BYTES
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -41,8 +55,9 @@ impl Ring {
         // records after it has read the other word.
         let end = self.word(offset_of!(perf_event_mmap_page, data_head)).load(Ordering::Acquire);
         let begin = tail.load(Ordering::Relaxed);
-        let (at, rest) = (begin as usize % BYTES, BYTES - begin as usize % BYTES);
-        let all = (end.wrapping_sub(begin) as usize).min(BYTES);
+        let at = begin as usize % self.bytes();
+        let rest = self.bytes() - at;
+        let all = (end.wrapping_sub(begin) as usize).min(self.bytes());
         for (at, length) in [(at, all.min(rest)), (0, all.saturating_sub(rest))] {
             // SAFETY: these bytes are in the mapping, and the kernel does not change them until
             // `data_tail` says that they have been read.
@@ -57,11 +72,33 @@ impl Ring {
     }
 }
 
+/// Returns whether a thread with this `/proc/self/status` may lock any amount of memory. In a user
+/// namespace other than the machine's, by its `/proc/self/uid_map`, a capability is not enough.
+fn may_lock_memory(status: &str, users: &str) -> bool {
+    const ALL_USERS: &str = "4294967295";
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = capabilities.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits & CAP_IPC_LOCK != 0) && users.contains(ALL_USERS)
+}
+
 #[cfg(test)]
 mod tests {
     use memmap2::MmapMut;
 
     use super::*;
+
+    #[test]
+    fn only_who_may_lock_memory_gets_larger_rings() {
+        let (all, few) =
+            ("         0          0 4294967295\n", "         0     100000      65536\n");
+        for bits in ["000001ffffffffff", "0000000000004000"] {
+            let status = format!("Uid:\t0\nCapEff:\t{bits}\nA:\t1\n");
+            assert!(may_lock_memory(&status, all) && !may_lock_memory(&status, few), "{bits}");
+        }
+        for status in ["", "CapEff:\t0000000000000000\n", "CapPrm:\t000001ffffffffff\n"] {
+            assert!(!may_lock_memory(status, all), "{status}");
+        }
+    }
 
     #[test]
     fn records_across_the_end_are_taken_whole_and_once() {

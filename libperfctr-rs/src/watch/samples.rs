@@ -193,7 +193,7 @@ impl Samples {
         self.read.throttled
     }
 
-    /// Waits until a quarter of a ring is full, or everything watched has ended, but not longer
+    /// Waits until 32 KiB of a ring are full, or everything watched has ended, but not longer
     /// than `at_most`. Returns whether one of these has happened.
     ///
     /// # Errors

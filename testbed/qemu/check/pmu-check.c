@@ -10,6 +10,8 @@
  *   pmu-check --freezing
  *                       check where counters stop when one interrupts, on a CPU that has
  *                       pmu-habits=freeze
+ *   pmu-check --edges N
+ *                       check what RDPMC misses, or reads too early, with pmu-habits=rdpmc:N
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -179,6 +181,13 @@ static unsigned general_counters(void)
     }
     __get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx);
     return ecx >> 23 & 1 ? 6 : 4;
+}
+
+#define FIXED_INDEX (1u << 30) /* of RDPMC, for the first fixed counter */
+
+static unsigned fixed_counters(void)
+{
+    return architectural_pmu() ? 3 : 0;
 }
 
 /*
@@ -382,6 +391,32 @@ static void check_rdpmc(void)
     close(fd);
 }
 
+/* Tells Linux who may execute RDPMC: "0" nobody, "1" who has an event for that, "2" everybody. */
+static void allow_rdpmc(const char *who)
+{
+    int fd = open("/sys/bus/event_source/devices/cpu/rdpmc", O_WRONLY);
+
+    if (fd < 0 || write(fd, who, 1) != 1) {
+        die("writing the rdpmc policy");
+    }
+    close(fd);
+}
+
+/*
+ * Lets Linux clear the counters that perf has used, which it does when a process continues that may
+ * execute RDPMC. Otherwise it would do so at any time later.
+ */
+static void let_linux_clear_counters(void)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        _exit(0);
+    }
+    waitpid(pid, &status, 0);
+}
+
 static sigjmp_buf fault;
 static void on_fault(int sig)
 {
@@ -398,20 +433,20 @@ static void check_rdpmc_faults(void)
         { "allowed", "2", 0, 0 },
         { "the last general counter", "2", general_counters() - 1, 0 },
         { "one too far", "2", general_counters(), SIGSEGV },
+        { "far too far", "2", 64, SIGSEGV },
+        { "the last fixed counter", "2", FIXED_INDEX + 2, architectural_pmu() ? 0 : SIGSEGV },
+        { "a fixed one too far", "2", FIXED_INDEX + fixed_counters(), SIGSEGV },
         { "fast read bit", "2", 1u << 31, SIGSEGV },
+        { "fast read bit of a fixed counter", "2", 1u << 31 | FIXED_INDEX, SIGSEGV },
         { "without CR4.PCE", "0", 0, SIGSEGV },
     };
     struct sigaction old, action = { .sa_handler = on_fault };
 
     sigaction(SIGSEGV, &action, &old);
     for (volatile unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        int fd = open("/sys/bus/event_source/devices/cpu/rdpmc", O_WRONLY);
         int sig;
 
-        if (fd < 0 || write(fd, cases[i].allowed, 1) != 1) {
-            die("writing the rdpmc policy");
-        }
-        close(fd);
+        allow_rdpmc(cases[i].allowed);
         sig = sigsetjmp(fault, 1);
         if (!sig) {
             rdpmc_around_loop(cases[i].index, 1);
@@ -755,6 +790,53 @@ enum { PMC2 = 0xc3, PMC3 = 0xc4, SELECT2 = 0x188, SELECT3 = 0x189, DEBUGCTL = 0x
        STATUS_SET = 0x391, COUNT_ALL = 0x4300c0 };
 static int msr_file;
 
+/* The same for the vendor of this processor. AMD's are those of version 2. */
+static struct {
+    uint32_t counter, select, stride, status, control, clear, set;
+} pmu;
+
+static void find_registers(void)
+{
+    if (architectural_pmu()) {
+        pmu.counter = 0xc1, pmu.select = 0x186, pmu.stride = 1;
+        pmu.status = STATUS, pmu.control = CONTROL, pmu.clear = CLEAR, pmu.set = STATUS_SET;
+    } else {
+        pmu.counter = 0xc0010201, pmu.select = 0xc0010200, pmu.stride = 2;
+        pmu.status = 0xc0000300, pmu.control = 0xc0000301;
+        pmu.clear = 0xc0000302, pmu.set = 0xc0000303;
+    }
+}
+
+/* Returns EAX of AMD's CPUID leaf 0x80000022: bit 0 for version 2, bit 2 for freezing. */
+static unsigned amd_version_2(void)
+{
+    unsigned eax = 0, ebx, ecx, edx;
+
+    return __get_cpuid(0x80000022, &eax, &ebx, &ecx, &edx) ? eax : 0;
+}
+
+static uint32_t counter_msr(unsigned n)
+{
+    return pmu.counter + n * pmu.stride;
+}
+
+static uint32_t select_msr(unsigned n)
+{
+    return pmu.select + n * pmu.stride;
+}
+
+/* Returns all bits of a counter. AMD's have 48. */
+static long counter_mask(void)
+{
+    return (1l << (architectural_pmu() ? architectural_pmu() >> 16 & 0xff : 48)) - 1;
+}
+
+/* Returns the general counters' bits in the registers for all counters. */
+static long general_bits(void)
+{
+    return (1l << general_counters()) - 1;
+}
+
 static long rdmsr(uint32_t msr)
 {
     uint64_t val;
@@ -818,6 +900,389 @@ static void check_msrs(void)
     printf("msr: done\n");
 }
 
+/* Returns whether an interrupt freezes counters by the status, and not by the global control. */
+static bool freezes_by_status(void)
+{
+    return architectural_pmu() ? (architectural_pmu() & 0xff) >= 4 : amd_version_2() >> 2 & 1;
+}
+
+/* How often the CPU has taken an NMI. */
+static long nmis(int cpu)
+{
+    FILE *file = fopen("/proc/interrupts", "r");
+    char line[1024], *at;
+    long number = -1;
+
+    if (!file) {
+        die("/proc/interrupts");
+    }
+    while (fgets(line, sizeof(line), file)) {
+        at = strstr(line, "NMI:");
+        for (int i = 0; at && i <= cpu; i++) {
+            at += i ? 0 : strlen("NMI:");
+            number = strtol(at, &at, 10);
+        }
+    }
+    fclose(file);
+    return number;
+}
+
+static uint64_t rdpmc(uint32_t index)
+{
+    uint32_t low, high;
+
+    asm volatile("rdpmc" : "=a"(low), "=d"(high) : "c"(index));
+    return (uint64_t)high << 32 | low;
+}
+
+/* One of all counters: the general ones come first. */
+typedef struct Counter {
+    uint32_t index, msr; /* for RDPMC, and its register */
+    long bit;            /* in the registers for all counters */
+    bool fixed;
+} Counter;
+
+static Counter counter(unsigned n)
+{
+    unsigned fixed = n - general_counters();
+
+    if (n < general_counters()) {
+        return (Counter) { n, counter_msr(n), 1l << n, false };
+    }
+    return (Counter) { FIXED_INDEX + fixed, FIXED0 + fixed, 1l << (32 + fixed), true };
+}
+
+/* Lets this counter count an event in user mode. A fixed counter has an event of its own. */
+static void select_event(unsigned n, uint32_t event, bool interrupts)
+{
+    enum { USER = 1 << 16, INTERRUPT = 1 << 20, ENABLED = 1 << 22, FIXED_USER = 2, FIXED_PMI = 8 };
+
+    if (counter(n).fixed) {
+        wrmsr(FIXED_CONTROL, (FIXED_USER | (interrupts ? FIXED_PMI : 0))
+                             << 4 * (n - general_counters()));
+    } else {
+        wrmsr(select_msr(n), USER | ENABLED | event | (interrupts ? INTERRUPT : 0));
+    }
+}
+
+static void deselect(unsigned n)
+{
+    wrmsr(counter(n).fixed ? FIXED_CONTROL : select_msr(n), 0);
+}
+
+/* What there is to count between the RDPMCs of rdpmc_around_loop(). */
+enum { INSTRUCTIONS, CYCLES, REFERENCE_CYCLES, JUMPS, CONDITIONAL_JUMPS, KINDS };
+
+static uint64_t of_loop(int kind, long rounds)
+{
+    const long instructions = 2 * rounds + 3, cycles = 2 * instructions + 4 * rounds;
+
+    return kind == INSTRUCTIONS ? instructions
+           : kind == CYCLES ? cycles
+           : kind == REFERENCE_CYCLES ? cycles / 2
+           : rounds;
+}
+
+/* Checks what a counter holds after software has written it. */
+static void check_written_counters(void)
+{
+    enum { FULL = 0x4c1, CAPABILITIES = 0x345, K7_SELECT = 0xc0010000, K7_COUNTER = 0xc0010004 };
+    const long value = 0xff0123456789, mask = counter_mask();
+    const unsigned all = general_counters() + fixed_counters();
+    bool full_writes = architectural_pmu() && rdmsr(CAPABILITIES) > 0
+                       && (rdmsr(CAPABILITIES) >> 13 & 1);
+
+    for (unsigned n = 0; n < all; n++) {
+        Counter c = counter(n);
+        bool extended = architectural_pmu() && !c.fixed;
+
+        wrmsr(c.msr, c.fixed ? value & mask : value);
+        expect("written", "RDPMC", rdpmc(c.index), extended ? (int)value : value & mask);
+        expect("written", "RDMSR", rdmsr(c.msr), extended ? (int)value : value & mask);
+        wrmsr(c.msr, -2 & mask);
+        expect("written", "a negative number", rdpmc(c.index), -2 & mask);
+        if (full_writes && !c.fixed) {
+            wrmsr(FULL + n, value & 0xffffffff);
+            expect("written in full", "32 bits", rdmsr(c.msr), value & 0xffffffff);
+            wrmsr(FULL + n, value & mask);
+            expect("written in full", "all bits", rdmsr(c.msr), value & mask);
+            expect("written in full", "both registers", rdmsr(FULL + n), value & mask);
+            expect("written in full", "RDPMC", rdpmc(c.index), value & mask);
+            expect("written in full", "a bit too many", wrmsr(FULL + n, mask + 1), false);
+            wrmsr(c.msr, value);
+            expect("written in full", "32 bits are extended", rdmsr(FULL + n), (int)value);
+        }
+        if (!architectural_pmu() && n < 4) {
+            wrmsr(K7_COUNTER + n, value);
+            expect("written", "by the older address", rdmsr(c.msr), value & mask);
+            wrmsr(select_msr(n), 0x76);
+            expect("written", "a selector's older address", rdmsr(K7_SELECT + n), 0x76);
+            wrmsr(K7_SELECT + n, 0);
+            expect("written", "a selector by it", rdmsr(select_msr(n)), 0);
+        }
+        wrmsr(c.msr, 0);
+    }
+    if (architectural_pmu()) {
+        expect("written", "a general counter too far", wrmsr(0xc1 + general_counters(), 0), false);
+        expect("written", "a selector too far", wrmsr(0x186 + general_counters(), 0), false);
+        expect("written", "a fixed counter too far", wrmsr(FIXED0 + fixed_counters(), 0), false);
+    }
+    printf("written: done%s\n", full_writes ? ", in full, too" : "");
+}
+
+/* Checks each event on each counter, alone and with all others. */
+static void check_each_counter(void)
+{
+    static const uint32_t intel[KINDS] = { 0xc0, 0x3c, 0x13c, 0xc4, 0x1c4 };
+    static const uint32_t amd[KINDS] = { 0xc0, 0x76, 0, 0xc2, 0xd1 };
+    const uint32_t *events = architectural_pmu() ? intel : amd;
+    const unsigned general = general_counters(), all = general + fixed_counters();
+    const long rounds = 1000;
+    long everything = 0;
+
+    for (unsigned n = 0; n < all; n++) {
+        Counter c = counter(n);
+
+        everything |= c.bit;
+        for (int kind = 0; kind < KINDS; kind++) {
+            if (c.fixed ? kind != (int)(n - general) : !events[kind]) {
+                continue;
+            }
+            wrmsr(pmu.control, 0);
+            select_event(n, events[kind], false);
+            expect("each counter", "not enabled", rdpmc_around_loop(c.index, rounds), 0);
+            wrmsr(pmu.control, everything & ~c.bit);
+            expect("each counter", "others are enabled", rdpmc_around_loop(c.index, rounds), 0);
+            wrmsr(pmu.control, c.bit);
+            expect("each counter", "alone", rdpmc_around_loop(c.index, rounds),
+                   of_loop(kind, rounds));
+            deselect(n);
+            expect("each counter", "not selected", rdpmc_around_loop(c.index, rounds), 0);
+        }
+    }
+
+    wrmsr(pmu.control, 0);
+    for (unsigned n = 0; n < general; n++) {
+        select_event(n, events[n % KINDS] ? events[n % KINDS] : events[0], false);
+    }
+    if (fixed_counters()) {
+        wrmsr(FIXED_CONTROL, 0x222);
+    }
+    wrmsr(pmu.control, everything);
+    for (unsigned n = 0; n < all; n++) {
+        int kind = n >= general ? (int)(n - general) : events[n % KINDS] ? (int)(n % KINDS) : 0;
+
+        expect("each counter", "among all", rdpmc_around_loop(counter(n).index, rounds),
+               of_loop(kind, rounds));
+    }
+
+    /* One write starts all of them, and one stops them. */
+    wrmsr(pmu.control, 0);
+    for (unsigned n = 0; n < general; n++) {
+        select_event(n, events[INSTRUCTIONS], false);
+        wrmsr(counter_msr(n), 0);
+    }
+    if (fixed_counters()) {
+        wrmsr(FIXED0, 0);
+    }
+    wrmsr(pmu.control, everything);
+    body_loop(rounds);
+    wrmsr(pmu.control, 0);
+    for (unsigned n = 1; n <= general && n < all; n++) {
+        expect("each counter", "agrees with the first one", rdmsr(counter(n).msr),
+               rdmsr(counter(0).msr));
+    }
+    expect("each counter", "has counted", rdmsr(counter(0).msr) > 2 * rounds, true);
+    for (unsigned n = 0; n < all; n++) {
+        deselect(n);
+    }
+    printf("each counter: done\n");
+}
+
+/* Checks what a selector has to say before its counter counts, and a counter that is running. */
+static void check_selectors(void)
+{
+    enum { USER = 1 << 16, KERNEL = 1 << 17, ENABLED = 1 << 22, INVERTED = 1 << 23,
+           TWO_PER_CYCLE = 2 << 24, INSTRUCTION = 0xc0 };
+    const long rounds = 1000;
+    const struct { const char *name; uint32_t select; uint64_t least, most; } cases[] = {
+        { "user mode", USER | ENABLED, of_loop(0, rounds), of_loop(0, rounds) },
+        { "both modes", USER | KERNEL | ENABLED, of_loop(0, rounds), UINT64_MAX },
+        { "kernel mode", KERNEL | ENABLED, 0, 0 },
+        { "no mode", ENABLED, 0, 0 },
+        { "not enabled", USER, 0, 0 },
+        { "a threshold", USER | ENABLED | TWO_PER_CYCLE, 0, of_loop(0, rounds) - 1 },
+        { "a threshold from below", USER | ENABLED | INVERTED | TWO_PER_CYCLE, 0, UINT64_MAX },
+    };
+
+    wrmsr(pmu.control, 1);
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint32_t select = cases[i].select | INSTRUCTION;
+        uint64_t got;
+
+        wrmsr(select_msr(0), select);
+        expect("selector", "reads as it was written", rdmsr(select_msr(0)), select);
+        got = rdpmc_around_loop(0, rounds);
+        for (int again = 0; again < 10; again++) {
+            /* An interrupt that comes meanwhile is of kernel mode. */
+            uint64_t next = rdpmc_around_loop(0, rounds);
+
+            got = next < got ? next : got;
+        }
+        expect("selector", cases[i].name, got >= cases[i].least && got <= cases[i].most, true);
+    }
+    wrmsr(select_msr(0), USER | ENABLED | INSTRUCTION);
+    body_loop(100 * rounds);
+    wrmsr(counter_msr(0), 0);
+    expect("running counter", "takes a smaller value", rdpmc(0) < 100 * rounds, true);
+    wrmsr(pmu.clear, general_bits());
+    wrmsr(counter_msr(0), -1 & counter_mask());
+    body_loop(1);
+    expect("running counter", "overflows from there", rdmsr(pmu.status), 1);
+    wrmsr(pmu.clear, 1);
+    deselect(0);
+    printf("selector: done\n");
+}
+
+/*
+ * Checks that each counter overflows into its own bit of the status, which its own acknowledgement
+ * clears, and that it interrupts exactly if it is asked to. Linux has no event and no use for these
+ * interrupts, and says so.
+ */
+static void check_overflows(void)
+{
+    const unsigned all = general_counters() + fixed_counters();
+    const long rounds = 1000;
+    long before = 0;
+
+    for (unsigned n = 0; n < all; n++) {
+        Counter c = counter(n);
+
+        for (int interrupts = 0; interrupts < 2; interrupts++) {
+            /* With an event perf lets the local APIC deliver the next interrupt. */
+            int fd = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
+            long taken;
+
+            ioctl(fd, PERF_EVENT_IOC_ENABLE, 0);
+            close(fd);
+            let_linux_clear_counters();
+            wrmsr(pmu.control, 0);
+            select_event(n, 0xc0, interrupts);
+            wrmsr(c.msr, -1000 & counter_mask());
+            taken = nmis(0);
+            if (before) {
+                wrmsr(pmu.set, before);
+            }
+            expect("overflow", "none yet", rdmsr(pmu.status), before);
+            wrmsr(pmu.control, c.bit);
+            expect("overflow", "counts beyond it",
+                   rdpmc_around_loop(c.index, rounds),
+                   of_loop(c.fixed ? n - general_counters() : INSTRUCTIONS, rounds));
+            wrmsr(pmu.control, 0);
+            expect("overflow", "interrupts", nmis(0) - taken, interrupts);
+            expect("overflow", "status", rdmsr(pmu.status), before | c.bit);
+            expect("overflow", "a small count", rdmsr(c.msr) < 1 << 20, true);
+            wrmsr(pmu.clear, c.bit);
+            expect("overflow", "acknowledged alone", rdmsr(pmu.status), before);
+            wrmsr(pmu.clear, before);
+            deselect(n);
+        }
+        /* Where software can set bits of the status, the next one finds this one there. */
+        before = architectural_pmu() && !freezes_by_status() ? 0 : c.bit;
+    }
+    wrmsr(pmu.control, general_bits());
+    printf("overflow: done\n");
+}
+
+/* Checks each counter of CPU 0 by its registers. Perf has no event at this time. */
+static void check_counters(void)
+{
+    execute_on(0);
+    allow_rdpmc("2");
+    let_linux_clear_counters();
+    check_written_counters();
+    check_each_counter();
+    check_selectors();
+    check_overflows();
+    allow_rdpmc("1");
+}
+
+/* The same as rdpmc_around_loop(), with LFENCE right before each RDPMC: one instruction more. */
+static uint64_t rdpmc_behind_fences(uint32_t index, uint64_t rounds)
+{
+    uint64_t before, after, high;
+
+    asm volatile("lfence\n\t"
+                 "rdpmc\n\t"
+                 "mov %%rax, %[before]\n\t"
+                 "mov %%rdx, %[high]\n"
+                 "1: dec %[rounds]\n\t"
+                 "jnz 1b\n\t"
+                 "lfence\n\t"
+                 "rdpmc\n\t"
+                 : [before] "=&r"(before), [high] "=&r"(high), [rounds] "+r"(rounds), "=&a"(after)
+                 : "c"(index)
+                 : "rdx", "cc");
+    return (uint32_t)after - (uint32_t)before;
+}
+
+/* Measures a loop many times, and checks by how much RDPMC deviates. */
+static void check_deviations(const char *name, long mode, long least, long most, uint32_t index)
+{
+    long below = 0, above = 0;
+
+    for (int i = 0; i < 20000; i++) {
+        uint64_t rounds = 5000 + i % 900;
+        long got = mode ? rdpmc_behind_fences(index, rounds) - 1 : rdpmc_around_loop(index, rounds);
+
+        got -= of_loop(INSTRUCTIONS, rounds);
+        below = got < below ? got : below;
+        above = got > above ? got : above;
+    }
+    expect("edges, least", name, below >= least && below < least / 2, true);
+    expect("edges, most", name, above <= most && above > most / 2, true);
+    printf("edges: from %ld to %ld %s\n", below, above, name);
+}
+
+/*
+ * Checks the habit rdpmc:N. In the mode that is counted, RDPMC misses up to N events, or reads up
+ * to N of them too early. It misses none of before an LFENCE, or of before the last change of mode.
+ * In another mode it is exact, so the kernel's counts are.
+ */
+static void check_edges(long window)
+{
+    enum { USER_ENABLED = 0x410000 };
+
+    execute_on(0);
+    allow_rdpmc("2");
+    for (unsigned b = 0; b < BODIES; b++) {
+        int user = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
+        int branch = event(PERF_COUNT_HW_BRANCH_INSTRUCTIONS, "u", user, 0);
+
+        fresh_arena();
+        measured(user, bodies[b].body, bodies[b].rounds);
+        expect("edges, by the kernel", bodies[b].name, value(user), INSNS(b, bodies[b].rounds));
+        expect("edges, by the kernel", bodies[b].name, value(branch),
+               BRANCHES(b, bodies[b].rounds));
+        close(branch), close(user);
+    }
+    let_linux_clear_counters();
+    wrmsr(pmu.control, 1);
+    wrmsr(select_msr(0), USER_ENABLED | 0xc0);
+    check_deviations("without fences", false, -2 * window, 2 * window, 0);
+    check_deviations("behind fences", true, -window - 1, window + 1, 0);
+    for (int i = 0; i < 2000; i++) {
+        long exact = rdmsr(counter_msr(0)), again = rdmsr(counter_msr(0));
+
+        expect("edges", "RDMSR is exact", again > exact && again - exact < 1000, true);
+        expect("edges", "nothing of before a system call is missing", (long)rdpmc(0) >= again,
+               true);
+    }
+    wrmsr(select_msr(0), 0);
+    wrmsr(pmu.control, general_bits());
+    allow_rdpmc("1");
+}
+
 static bool is_in_syscalls(uint64_t address)
 {
     return address - (uintptr_t)body_syscalls < 32;
@@ -836,12 +1301,6 @@ static bool has_branch_records(void)
 #define FROZEN (1l << 59) /* CTR_FRZ, in the status of version 4 */
 #define FREEZE (1l << 12) /* FREEZE_PERFMON_ON_PMI, in IA32_DEBUGCTL */
 
-/* Returns whether an interrupt freezes counters by the status, and not by the global control. */
-static bool freezes_by_status(void)
-{
-    return (architectural_pmu() & 0xff) >= 4;
-}
-
 /* Returns whether a counter counts the kernel's instructions, of which each reading has some. */
 static bool counts(uint32_t counter)
 {
@@ -853,23 +1312,24 @@ static bool counts(uint32_t counter)
 /* Checks that frozen counters go on when software clears the bit, and stop when it sets the bit. */
 static void check_thawing(void)
 {
-    static const uint32_t counters[] = { PMC2, PMC3, FIXED0 };
-    long enabled = rdmsr(CONTROL);
+    const uint32_t counters[] = { counter_msr(2), counter_msr(3), FIXED0 };
+    const int number = fixed_counters() ? 3 : 2;
+    long enabled = rdmsr(pmu.control);
 
     for (int again = 0; again < 2; again++) {
-        wrmsr(CONTROL, enabled);
-        for (int i = 0; i < 3; i++) {
+        wrmsr(pmu.control, enabled);
+        for (int i = 0; i < number; i++) {
             expect("freezing msr", "enabling does not thaw", counts(counters[i]), false);
         }
-        expect("freezing msr", "clear", wrmsr(CLEAR, FROZEN), true);
-        expect("freezing msr", "thawed", rdmsr(STATUS) & FROZEN, 0);
-        for (int i = 0; i < 3; i++) {
+        expect("freezing msr", "clear", wrmsr(pmu.clear, FROZEN), true);
+        expect("freezing msr", "thawed", rdmsr(pmu.status) & FROZEN, 0);
+        for (int i = 0; i < number; i++) {
             expect("freezing msr", "counts again", counts(counters[i]), true);
         }
-        expect("freezing msr", "set", wrmsr(STATUS_SET, FROZEN), true);
-        expect("freezing msr", "frozen by software", rdmsr(STATUS) & FROZEN, FROZEN);
+        expect("freezing msr", "set", wrmsr(pmu.set, FROZEN), true);
+        expect("freezing msr", "frozen by software", rdmsr(pmu.status) & FROZEN, FROZEN);
     }
-    wrmsr(CLEAR, FROZEN);
+    wrmsr(pmu.clear, FROZEN);
 }
 
 /*
@@ -879,39 +1339,46 @@ static void check_thawing(void)
 static void check_freezing(void)
 {
     enum { INTERRUPT = 1 << 20, BOTH_RINGS = 3, BEFORE = 1 << 20 };
-    const long counters = 0xc | 1l << 32;
+    const long counters = 0xc | (fixed_counters() ? 1l << 32 : 0);
     bool by_status = freezes_by_status();
 
-    expect("freezing msr", "only version 4 has the bit", wrmsr(CLEAR, FROZEN), by_status);
+    expect("freezing msr", "only some versions have the bit", wrmsr(pmu.clear, FROZEN), by_status);
     for (int freezes = 1; freezes >= 0; freezes--) {
-        wrmsr(CONTROL, 0);
+        wrmsr(pmu.control, 0);
         wrmsr(DEBUGCTL, freezes ? FREEZE : 0);
         expect("freezing msr", "bit", rdmsr(DEBUGCTL) & FREEZE, freezes ? FREEZE : 0);
-        wrmsr(PMC2, 0);
-        wrmsr(PMC3, -BEFORE);
-        wrmsr(FIXED0, 0);
-        wrmsr(SELECT2, COUNT_ALL);
-        wrmsr(SELECT3, COUNT_ALL | INTERRUPT);
-        wrmsr(FIXED_CONTROL, BOTH_RINGS);
-        wrmsr(CONTROL, counters);
+        wrmsr(counter_msr(2), 0);
+        wrmsr(counter_msr(3), -BEFORE);
+        if (fixed_counters()) {
+            wrmsr(FIXED0, 0);
+            wrmsr(FIXED_CONTROL, BOTH_RINGS);
+        }
+        wrmsr(select_msr(2), COUNT_ALL);
+        wrmsr(select_msr(3), COUNT_ALL | INTERRUPT);
+        wrmsr(pmu.control, counters);
         body_loop(BEFORE);
-        expect("freezing msr", "counters enabled", rdmsr(CONTROL),
+        expect("freezing msr", "counters enabled", rdmsr(pmu.control),
                freezes && !by_status ? 0 : counters);
-        expect("freezing msr", "frozen", rdmsr(STATUS) & FROZEN,
+        expect("freezing msr", "frozen", rdmsr(pmu.status) & FROZEN,
                freezes && by_status ? FROZEN : 0);
-        expect("freezing msr", "counts after its overflow", rdmsr(PMC3) != 0, !freezes);
-        expect("freezing msr", "another one counts, too", rdmsr(PMC2) != BEFORE, !freezes);
-        expect("freezing msr", "a fixed one counts, too", rdmsr(FIXED0) != BEFORE, !freezes);
+        expect("freezing msr", "counts after its overflow", rdmsr(counter_msr(3)) != 0, !freezes);
+        expect("freezing msr", "another one counts, too", rdmsr(counter_msr(2)) != BEFORE,
+               !freezes);
+        if (fixed_counters()) {
+            expect("freezing msr", "a fixed one counts, too", rdmsr(FIXED0) != BEFORE, !freezes);
+        }
         if (freezes && by_status) {
             check_thawing();
         }
-        wrmsr(SELECT2, 0);
-        wrmsr(SELECT3, 0);
-        wrmsr(FIXED_CONTROL, 0);
-        wrmsr(CLEAR, 0xc);
+        wrmsr(select_msr(2), 0);
+        wrmsr(select_msr(3), 0);
+        if (fixed_counters()) {
+            wrmsr(FIXED_CONTROL, 0);
+        }
+        wrmsr(pmu.clear, 0xc);
     }
     wrmsr(DEBUGCTL, 0);
-    wrmsr(CONTROL, 0xf);
+    wrmsr(pmu.control, general_bits());
     printf("freezing msr: done\n");
 }
 
@@ -924,12 +1391,12 @@ static void check_firmware_that_freezes(void)
         execute_on(cpu);
         open_msrs(cpu);
         expect("firmware", "freezes counters", rdmsr(DEBUGCTL) & FREEZE, FREEZE);
-        expect("firmware", "has left them frozen", rdmsr(STATUS) & FROZEN,
+        expect("firmware", "has left them frozen", rdmsr(pmu.status) & FROZEN,
                freezes_by_status() ? FROZEN : 0);
-        wrmsr(CONTROL, 0xf);
-        wrmsr(SELECT2, COUNT_ALL);
-        expect("firmware", "counters count", counts(PMC2), !freezes_by_status());
-        wrmsr(SELECT2, 0);
+        wrmsr(pmu.control, general_bits());
+        wrmsr(select_msr(2), COUNT_ALL);
+        expect("firmware", "counters count", counts(counter_msr(2)), !freezes_by_status());
+        wrmsr(select_msr(2), 0);
         check_freezing();
         close(msr_file);
     }
@@ -946,6 +1413,8 @@ static void check_branch_msrs(void)
     expect("branch msr", "capabilities are read-only", wrmsr(CAPABILITIES, 3), false);
     expect("branch msr", "reserved bit of the filter", wrmsr(SELECT, 1 << 9), false);
     expect("branch msr", "no such pair is the latest", wrmsr(TOS, RECORDS), false);
+    expect("branch msr", "no branch beyond the last one", wrmsr(FROM + RECORDS, 0), false);
+    expect("branch msr", "no target beyond the last one", wrmsr(TO + RECORDS, 0), false);
     expect("branch msr", "off at first", rdmsr(DEBUGCTL) & 1, 0);
 
     wrmsr(TOS, 5);
@@ -1238,8 +1707,11 @@ static void check_guest(void)
     check_samples(99991);
     check_bodies_in_a_storm();
     check_rdpmc_faults();
+    open_msrs(0);
+    if (architectural_pmu() || amd_version_2()) {
+        check_counters();
+    }
     if (counters_start_together()) {
-        open_msrs(0);
         check_msrs();
         if (has_branch_records()) {
             check_freezing();
@@ -1263,6 +1735,7 @@ int main(int argc, char **argv)
         syscall(SYS_finit_module, open("/msr.ko", O_RDONLY), "", 0);
     }
     prepare();
+    find_registers();
     if (argc > 1 && !strcmp(argv[1], "--step")) {
         for (unsigned b = 0; b < BODIES; b++) {
             step(b);
@@ -1271,6 +1744,9 @@ int main(int argc, char **argv)
         check_interrupts();
     } else if (argc > 1 && !strcmp(argv[1], "--freezing")) {
         check_firmware_that_freezes();
+    } else if (argc > 2 && !strcmp(argv[1], "--edges")) {
+        open_msrs(0);
+        check_edges(atol(argv[2]));
     } else {
         check_guest();
     }

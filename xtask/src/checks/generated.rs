@@ -124,7 +124,6 @@ const BOUNDARIES: &[Boundary] = &[
             ("SUBJECT_GUARDED", "PERFCTR_SUBJECT_GUARDED"),
             ("SUBJECT_KERNEL", "PERFCTR_SUBJECT_KERNEL"),
             ("PRECISE_MAX", "PERFCTR_PRECISE_MAX"),
-            ("STOP_DELAY_MS", "PERFCTR_STOP_DELAY_MS"),
             ("UNWATCH_DELAY_MS", "PERFCTR_UNWATCH_DELAY_MS"),
         ],
         reader: Reader::Glue,

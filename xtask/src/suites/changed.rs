@@ -149,6 +149,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("tests/vm/", &[TESTBED, XEN, ABOVE, KVM_TOO]),
     ("tests/vm/src/bin/accounts.rs", &[&["system"]]),
     ("tests/vm/src/bin/disturb.rs", &[&["papi", "papi-events"]]),
+    ("tests/vm/src/bin/edges.rs", &[&["habits"]]),
     ("tests/vm/src/bin/export/", &[&["stat"]]),
     ("tests/vm/src/bin/host/", &[KVM]),
     ("tests/vm/src/bin/host-profile.rs", &[&["system"]]),

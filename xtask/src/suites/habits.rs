@@ -49,7 +49,10 @@ const TENANTS: [(&str, &str); 2] = [("pvh", "a PVH guest"), ("hvm", "an HVM gues
 /// How many instructions late the interrupts are where precise samples are tested.
 const SKID_OF_PRECISE: u64 = 13;
 
-/// Boots three machines, of which two together have all habits. The long tier boots fourteen more.
+/// By how many events RDPMC deviates where that is tested.
+const WINDOW: u64 = 20;
+
+/// Boots three machines, of which two together have most habits. The long tier boots eighteen more.
 /// Three of these are hosts of KVM, and five are Xen with a tenant.
 pub fn run(report: &mut Report) -> Result<()> {
     unknown(report)?;
@@ -77,6 +80,8 @@ pub fn run(report: &mut Report) -> Result<()> {
         late_in_tenant(report, kind, who)?;
     }
     moved_in_tenant(report)?;
+    edges(report)?;
+    frozen_by_amd(report)?;
     latched(report)
 }
 
@@ -94,7 +99,8 @@ fn unknown(report: &mut Report) -> Result<()> {
     for (cpu, habits, reason) in [
         ("Nehalem", "skid:64+absent", "there is no habit 'absent'"),
         ("Nehalem", "interrupts+vmrun", "vmrun needs an AMD processor with pmu"),
-        ("EPYC", "latched+freeze", "freeze needs an Intel processor with pmu"),
+        ("EPYC", "latched+freeze", "freeze needs an Intel processor with pmu, or an AMD one"),
+        ("EPYC,pmu-full-writes=on", "vmrun", "pmu-full-writes needs an Intel processor with pmu"),
         ("Nehalem", "freeze+latched", "latched needs an AMD processor with pmu"),
         ("Nehalem,pmu-version=5", "freeze", "pmu-version has to be from 2 to 4"),
         ("Nehalem,pmu-version=4,pmu-lbr=on", "freeze", "with pmu of version 2 or 3"),
@@ -104,6 +110,7 @@ fn unknown(report: &mut Report) -> Result<()> {
         ("EPYC", "skid:1-", "skid has to be from 1 to 1000000"),
         ("EPYC", "skid:65-64", "skid's first number has to be the smaller one"),
         ("EPYC", "vmrun+spurious:1000001", "spurious has to be from 1 to 1000000"),
+        ("EPYC", "rdpmc:0", "rdpmc has to be from 1 to 1000000"),
     ] {
         report.test(&format!("the emulator refuses {habits} for {cpu}"), || {
             let printed = refusal(cpu, habits)?;
@@ -346,13 +353,64 @@ fn latched(report: &mut Report) -> Result<()> {
 fn frozen(report: &mut Report) -> Result<()> {
     let mut spec = counting("pv", "on", "freeze", SAMPLE)?;
     spec.topology.cpu.push_str(",pmu-version=4");
-    let outcome = machine::run(&spec)?;
-    let counts = counts(&outcome)?;
-    report.test("a PV guest's counts are exact where the firmware has frozen the counters", || {
+    let exact = "a PV guest's counts are exact where the firmware has frozen the counters";
+    exact_counts_and_samples(
+        report,
+        exact,
+        "a PV guest on counters that were frozen",
+        &machine::run(&spec)?,
+    )
+}
+
+/// Checks the same for AMD's version 2: first on the bare machine, where each CPU has to be as its
+/// firmware has left it, and then in a PV guest.
+fn frozen_by_amd(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("native", ["/work/pmu-check", "--freezing"])?.stock("");
+    spec.topology.cpu = format!("{AMD},pmu-habits=freeze");
+    spec.files.push((pmu::check_program()?, "/work/pmu-check".into()));
+    report.succeeds(&spec, "on AMD an interrupt freezes all counters until a bit is cleared")?;
+    let mut spec = counting("pv-amd", "on", "freeze", SAMPLE)?;
+    spec.topology.cpu.push_str(tenants::V2);
+    let exact = "a PV guest's counts are exact where AMD's firmware has frozen counters";
+    exact_counts_and_samples(
+        report,
+        exact,
+        "a PV guest on AMD's counters that were frozen",
+        &machine::run(&spec)?,
+    )
+}
+
+/// Checks the model of CPUs where RDPMC misses events, or reads some too early, and what is true of
+/// the counts of a PV guest there: whole programs and samples are exact, and a region deviates by
+/// what its own two reads do, however often its thread is switched out.
+fn edges(report: &mut Report) -> Result<()> {
+    let habit = format!(",pmu-habits=rdpmc:{WINDOW}");
+    let window = WINDOW.to_string();
+    let mut spec = Spec::new("native", ["/work/pmu-check", "--edges", &window])?.stock("");
+    spec.topology.cpu.push_str(&habit);
+    spec.files.push((pmu::check_program()?, "/work/pmu-check".into()));
+    report.succeeds(&spec, "RDPMC deviates as far as it should, and not across fences")?;
+    let script = format!("/work/edges --window {WINDOW}; status=$?; {SAMPLE}; exit $status");
+    let spec = counting("pv", "on", &format!("rdpmc:{WINDOW}"), &script)?;
+    let outcome = report.program_outcome(spec, "edges")?;
+    let exact = "a PV guest counts whole programs exactly although RDPMC deviates";
+    exact_counts_and_samples(report, exact, "a PV guest where RDPMC deviates", &outcome)
+}
+
+/// Checks that `whose` counts are exact, by the test of the name `exact`, and that its samples are
+/// complete.
+fn exact_counts_and_samples(
+    report: &mut Report,
+    exact: &str,
+    whose: &str,
+    outcome: &Outcome,
+) -> Result<()> {
+    let counts = counts(outcome)?;
+    report.test(exact, || {
         ensure!(counts.iter().all(Count::is_exact), "{counts:?}");
         Ok(())
     });
-    every_sample(report, "a PV guest on counters that were frozen", &outcome);
+    every_sample(report, whose, outcome);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 //! makes hotspot's reader read files that `perfctr` writes.
 
 mod host;
+mod large;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::report::Report;
+use super::report::{Report, Volume};
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, toolchain};
@@ -56,6 +57,11 @@ pub fn run(report: &mut Report) -> Result<()> {
         bench.host_by_file()
     });
     report.test("what cannot be read is refused by its name", || bench.refusals());
+    if report.volume == Volume::Long {
+        report.test("a file of 1 GiB is reported in half as much memory", || {
+            large::is_reported_in_less_memory(&bench.perfctr, &bench.dir)
+        });
+    }
     Ok(())
 }
 

@@ -54,7 +54,7 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
         Ok(())
     });
     let mut spec = Spec::new("native", ["/work/pmu-check"])?.stock("");
-    spec.topology.cpu.push_str(",pmu-lbr=on,pmu-pebs=on");
+    spec.topology.cpu.push_str(",pmu-lbr=on,pmu-pebs=on,pmu-full-writes=on");
     spec.files.push((program.to_owned(), "/work/pmu-check".into()));
     let outcome = report.succeeds(&spec, "every count is exact")?;
     report

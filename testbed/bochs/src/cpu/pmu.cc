@@ -32,6 +32,9 @@
 #define MSR_GLOBAL_CTRL 0x38f
 #define MSR_GLOBAL_OVF_CTRL 0x390
 
+/* As many counters of a kind as some processor has. */
+#define COUNTERS_MAX 8
+
 #define NEVER (~BX_CONST64(0))
 
 /* RDPMC's first number of what no processor has. */
@@ -222,8 +225,20 @@ bool bx_pmu_c::read_tally(Bit32u index, Bit64u *value)
   return true;
 }
 
+/* Whether this is a register of a counter that only processors with more of them have. */
+static bool is_absent(Bit32u index)
+{
+  Bit32u general = index - (index < MSR_PERFEVTSEL0 ? MSR_PMC0 : MSR_PERFEVTSEL0);
+  Bit32u fixed = index - MSR_FIXED_CTR0;
+
+  return (general >= BX_PMU_GENERAL && general < COUNTERS_MAX) ||
+         (fixed >= BX_PMU_FIXED && fixed < COUNTERS_MAX);
+}
+
 bx_pmu_answer bx_pmu_c::rdmsr(Bit32u index, Bit64u *value)
 {
+  if (is_absent(index))
+    return BX_PMU_REFUSED;
   fold();
   if (index - MSR_PMC0 < BX_PMU_GENERAL)
     *value = counter[index - MSR_PMC0];
@@ -268,6 +283,8 @@ bx_pmu_answer bx_pmu_c::wrmsr(Bit32u index, Bit64u value)
   bool is_select = index - MSR_PERFEVTSEL0 < BX_PMU_GENERAL;
   bool is_fixed = index - MSR_FIXED_CTR0 < BX_PMU_FIXED;
 
+  if (is_absent(index))
+    return BX_PMU_REFUSED;
   if (!is_general && !is_select && !is_fixed &&
       (index < MSR_FIXED_CTR_CTRL || index > MSR_GLOBAL_OVF_CTRL))
     return BX_PMU_NOT_OURS;

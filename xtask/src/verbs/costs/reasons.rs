@@ -106,4 +106,15 @@ libperfctr's cost is less than perf's, so the difference is this hypercall.",
 Guests that use perfctr write no selectors. Their hypercall loads a whole configuration, and the
 line of another event contains it.",
     },
+    Reason {
+        operations: &["reading out a sample of the host"],
+        guests: &[Pv],
+        whose: &[Linux],
+        text: "\
+perf reads samples in memory that it shares with the kernel. The hypervisor shares no memory with
+the control domain for this; one hypercall copies up to 23 samples
+([ADR 37](adr/0037-the-host-samples-itself-with-a-counter-of-its-own.md)). The guest's part is
+less than the whole cost on Linux alone, so the difference is the hypervisor's part of the copy. A
+sample that is taken and read out costs less than a sample that is only taken on Linux alone.",
+    },
 ];

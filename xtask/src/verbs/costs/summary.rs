@@ -405,6 +405,15 @@ mod tests {
             let [_, perf, none, _] = row("another event", "perf_event", host);
             assert!(library < perf && [entries, none] == [1.0, 0.0], "{host}");
         }
+        let read_out = "reading out a sample of the host";
+        let [taken, shared] = [
+            alone("a sample of the host", "perf_event, of the kernel"),
+            alone(read_out, "perf_event, from its memory"),
+        ];
+        let [host, guest, ..] = row(read_out, "perfctr, by hypercall", "Xen with perfctr");
+        assert!(guest < shared, "{guest}, {shared}");
+        let ours = row("a sample of the host", "perfctr, of the hypervisor", "Xen with perfctr");
+        assert!(ours[0] + ours[1] + host + guest < taken, "{ours:?}");
         let entries = |how| row("a sample", how, "Xen with perfctr")[2];
         assert_eq!(
             ["libperfctr, a signal for each", "libperfctr, records in a ring"].map(entries),

@@ -109,6 +109,6 @@ fn the_same_is_pending() -> Result<()> {
     WORK.execute(&mut 0);
     sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&set), None)?;
     counts_on(device)?;
-    ensure!(OVERFLOWS.load(Relaxed) > 0, "no overflow was told");
+    ensure!(OVERFLOWS.load(Relaxed) > 0, "no overflow was delivered");
     Ok(())
 }

@@ -71,7 +71,7 @@ pub fn run(
     let why = format!("counts are off by up to {error_max}");
     report.demand("counts are exact where interrupts come late", error_max == 0, why);
     let why = format!("{all:?}, {merged} merged");
-    let name = "each late overflow is told before the next one, also when its vCPU is moved";
+    let name = "each late overflow is delivered before the next one, also when its vCPU is moved";
     report.demand(name, all.are_exact() && merged == 0, why);
     report.elsewhere();
     Ok(())

@@ -89,7 +89,7 @@ impl Report {
         let skid_max = (0..SKIDS).rev().find(|&n| skids(n));
         self.set("imode_skid_max", skid_max);
         let why = format!("{skid_max:?} events");
-        self.demand("every overflow is told without skid", skid_max == Some(0), why);
+        self.demand("every overflow is delivered without skid", skid_max == Some(0), why);
         let why = format!("{all:?}");
         self.demand("every period has its overflow, in its own thread", all.are_exact(), why);
         let why = format!("{errors} counts are off, by up to {error_max}");
@@ -130,13 +130,13 @@ impl Report {
         self.set("imode_pending_merged", merged);
         let why = format!("{merged} merged, {outcomes:?}");
         self.demand(
-            "late overflows are told once, or merged and counted",
+            "late overflows are delivered once, or merged and counted",
             is_right && lost == merged,
             why,
         );
         if each_told {
             let why = format!("{merged} merged");
-            self.demand("without another vCPU every late overflow is told", merged == 0, why);
+            self.demand("without another vCPU every late overflow is delivered", merged == 0, why);
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ pub fn control(machine: &Machine) -> Result<ExitCode> {
     test("two programs on one vCPU see their own branches", of_two);
     test("the kernel's branches are recorded with a program's, and Xen's never", of_the_kernel);
     test("a user without rights sees no branch of the kernel", of_nobody);
-    test("perf record -b tells every branch", recorded);
+    test("perf record -b shows every branch", recorded);
     test("vCPUs are moved, and every branch of a sample was taken before it", moved);
     if tally.finish() != ExitCode::SUCCESS {
         return Ok(ExitCode::FAILURE);

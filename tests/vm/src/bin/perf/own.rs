@@ -49,12 +49,12 @@ pub fn found(machine: &Machine) -> Result<()> {
     sampled::close_all();
     run_on(SELF, &machine.cpus)?;
     let Outcome { noted, expected, merged, works } = outcome?;
-    println!("{} overflows told, work was done {works} times", noted.overflows);
-    ensure!(noted.extra == 0, "overflows are told that were none: {noted:?}");
+    println!("{} overflows delivered, work was done {works} times", noted.overflows);
+    ensure!(noted.extra == 0, "overflows are delivered that were none: {noted:?}");
     ensure!(noted.lost == merged, "{merged} overflows merged, but {noted:?}");
     // The last period may end while the kernel stops the counters.
     let passed = noted.passed();
-    ensure!((passed..=passed + 1).contains(&expected), "{expected} periods, {passed} told");
+    ensure!((passed..=passed + 1).contains(&expected), "{expected} periods, {passed} delivered");
     ensure!(works >= FOUND_MIN, "work was done only {works} times in {CHANGES} changes");
     Ok(())
 }

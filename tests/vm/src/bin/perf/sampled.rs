@@ -41,7 +41,7 @@ pub fn threads(machine: &Machine) -> Result<()> {
 
 /// Checks that every period is in a sample, even if one sample stands for several.
 pub fn threads_merged(machine: &Machine) -> Result<()> {
-    println!("{} periods were told together with others", merged(machine)?);
+    println!("{} periods were delivered together with others", merged(machine)?);
     Ok(())
 }
 
@@ -80,7 +80,7 @@ fn round(sampling: &mut Sampling, period: u64) -> Result<u64> {
         samples += 1;
         periods += events / period;
     }
-    ensure!(periods == expected, "{periods} periods of {period} told, {expected} passed");
+    ensure!(periods == expected, "{periods} periods of {period} delivered, {expected} passed");
     // The code that enables and disables counting is counted as well, and may end a period.
     ensure!(elsewhere <= 2, "{elsewhere} of {samples} samples are elsewhere");
     Ok(periods - samples)

@@ -30,7 +30,7 @@ const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
         ("CPUs count what threads do", wide::equal_to_threads),
         ("CPUs count what threads do until they are unplugged", wide::equal_until_unplugged),
         ("CPUs count what users do who count themselves", wide::equal_to_users),
-        ("every period is told, in its own thread", sampled::threads_merged),
+        ("every period is delivered, in its own thread", sampled::threads_merged),
     ],
     saved: &[],
 };

@@ -183,7 +183,7 @@ fn about(tally: &mut Tally, kind: &str, reply: Value) -> Result<Map<String, Valu
         .check("a read does not leave the guest", equal(&report["hv_exits_per_read"], &json!(0.0)));
     tally.check("perf's PMU is perfctr's", equal(&report["perf_pmu"], &json!("perfctr")));
     tally.check("perf counts exactly", equal(&report["perf_error_max"], &json!(0)));
-    tally.check("perf tells every period", equal(&report["perf_periods_lost"], &json!(0)));
+    tally.check("perf gets every period", equal(&report["perf_periods_lost"], &json!(0)));
     Ok(report)
 }
 
@@ -211,7 +211,7 @@ fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value
         report.insert(key.to_owned(), sampled[key].clone());
     }
     let many = sampled["imode_overflows"].as_u64().is_some_and(|overflows| overflows >= least);
-    tally.check(&format!("{least} overflows and more were told"), equal(many, true));
+    tally.check(&format!("{least} overflows and more were delivered"), equal(many, true));
     tally.check("samples go on", equal(&sampled["refusal"], &Value::Null));
     for key in ["imode_lost", "imode_extra", "imode_error_max", "imode_elsewhere"] {
         tally.check(&format!("{key} is 0"), equal(&sampled[key], &json!(0)));

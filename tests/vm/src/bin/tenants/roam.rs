@@ -177,13 +177,13 @@ fn check_exact(tally: &mut Tally, whose: &str, seen: &Value) {
     // A late period is merged with one that follows, and the module says so. Or the counters are
     // stopped first, and nobody is told.
     let merged = equal(&samples["imode_merged"], &samples["merged"]);
-    tally.check(&format!("{whose}: every period is told in time, or with others"), merged);
+    tally.check(&format!("{whose}: every period is delivered in time, or with others"), merged);
 }
 
 /// Checks that each period that has passed was signalled once, and that other counts are exact.
 fn all_told(tally: &mut Tally, whose: &str, samples: &Value) {
     let some = samples["imode_overflows"].as_u64().is_some_and(|overflows| overflows > 0);
-    tally.check(&format!("{whose}: overflows are told"), equal(some, true));
+    tally.check(&format!("{whose}: overflows are delivered"), equal(some, true));
     for key in ["imode_extra", "imode_error_max"] {
         tally.check(&format!("{whose}: {key} is 0"), equal(&samples[key], &json!(0)));
     }
@@ -202,7 +202,7 @@ fn check_refused(tally: &mut Tally, whose: &str, seen: &Value) {
     // The last region, which has no numbers, may have had some of these periods.
     let [seen, reported] = ["imode_merged", "merged"].map(|key| seen["sampled"][key].as_u64());
     let enough = equal(seen.is_some() && seen <= reported, true);
-    tally.check(&format!("{whose}: until then, every period is told, or with others"), enough);
+    tally.check(&format!("{whose}: until then, every period is delivered, or with others"), enough);
 }
 
 /// Runs in a guest of KVM, whose host moves it from one process to another. The guest is the

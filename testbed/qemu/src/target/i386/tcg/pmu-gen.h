@@ -35,6 +35,10 @@ static inline void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
 {
 }
 
+static inline void pmu_gen_fence(DisasContextBase *db)
+{
+}
+
 static inline void pmu_gen_from(DisasContextBase *db, target_ulong pc_save)
 {
 }
@@ -125,6 +129,14 @@ static void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
             tcg_gen_st_i64(count, cpu_env, offset);
             tcg_temp_free_i64(count);
         }
+    }
+}
+
+/* Before LFENCE and CPUID, behind which RDPMC misses nothing of before: the habit rdpmc. */
+static void pmu_gen_fence(DisasContextBase *db)
+{
+    if (db->tb->flags & HF_PMU_MASK) {
+        gen_helper_pmu_fence(cpu_env);
     }
 }
 

@@ -21,6 +21,7 @@
 #include "hw/i386/apic.h"
 
 #define INTEL_COUNTERS   4 /* general ones */
+#define INTEL_COUNTERS_MAX 8 /* that some processor has, of either kind */
 #define K7_COUNTERS      4
 #define CORE_COUNTERS    6 /* of AMD's core extension */
 #define MAX_GENERAL      CORE_COUNTERS
@@ -29,6 +30,7 @@
 #define FIXED_BIT        32 /* the first fixed counter's bit in the global registers */
 #define RDPMC_FIXED      (1u << 30)
 #define RDPMC_TALLY      0x74616c79 /* the first one */
+#define FULL_PMC0        0x4c1 /* IA32_A_PMC0: the same counters, which take all of their bits */
 
 #define K7_EVNTSEL0      0xc0010000
 #define K7_PERFCTR0      0xc0010004
@@ -38,6 +40,8 @@
 #define V2_STATUS_CLEAR  0xc0000302
 #define V2_STATUS_SET    0xc0000303
 #define V2_CPUID         0x80000022
+#define V2_PRESENT       1u /* CPUID: version 2, and freezing (LbrAndPmcFreeze) */
+#define V2_FREEZES       (1u << 2)
 #define CORE_TYPE_CPUID  0x1a
 #define MASKS_CPUID      0x23
 
@@ -76,6 +80,7 @@
 #define LBR_FROM         0x680
 #define LBR_TO           0x6c0
 #define LBR_PAIRS        16
+#define LBR_PAIRS_MAX    32 /* that some processor has */
 #define LBR_MISPREDICTED (1ull << 63) /* in the address of the branch */
 #define LBR_WITH_FLAGS   3 /* IA32_PERF_CAPABILITIES: EIP, with that flag */
 
@@ -85,6 +90,7 @@
 #define PEBS_TRAP        (1u << 6) /* IA32_PERF_CAPABILITIES: RIP is of the next instruction */
 #define PEBS_REGISTERS   (1u << 7) /* and records have the registers */
 #define PEBS_FORMAT      (3u << 8)
+#define FULL_WRITES      (1u << 13) /* IA32_PERF_CAPABILITIES: there are FULL_PMC0 and so on */
 #define STATUS_BUFFER    (1ull << 62) /* the buffer's index has reached its threshold */
 
 #define VECTOR_DEBUG     1
@@ -188,12 +194,12 @@ static bool has_any_thread(CPUX86State *env)
 }
 
 /*
- * Version 4 freezes counters by GLOBAL_FROZEN, which software can also set. Before, freezing clears
- * the register that enables counters.
+ * Intel's version 4 and AMD's version 2 freeze counters by GLOBAL_FROZEN, which software can also
+ * set. Before, freezing clears the register that enables counters.
  */
 static bool has_frozen_bit(CPUX86State *env)
 {
-    return env_archcpu(env)->pmu_version >= 4;
+    return is_intel(env) ? env_archcpu(env)->pmu_version >= 4 : is_v2(env);
 }
 
 /* The bits of the counters that count if their own selectors say so. */
@@ -378,15 +384,20 @@ static void deliver_late_interrupts(CPUX86State *env, int64_t retired)
     }
 }
 
+/* Returns a pseudo-random number below this one. */
+static uint32_t next_random(CPUX86State *env, uint32_t choices)
+{
+    /* This is a linear congruential generator, whose lower bits repeat too soon to be used. */
+    env->pmu_random = env->pmu_random * 6364136223846793005ull + 1442695040888963407ull;
+    return (env->pmu_random >> 32) % choices;
+}
+
 /* Returns how late the next interrupt comes. */
 static uint32_t next_skid(CPUX86State *env)
 {
     X86CPU *cpu = env_archcpu(env);
-    uint32_t choices = cpu->pmu_skid_most - cpu->pmu_skid_least + 1;
 
-    /* This is a linear congruential generator, whose lower bits repeat too soon to be used. */
-    env->pmu_random = env->pmu_random * 6364136223846793005ull + 1442695040888963407ull;
-    return cpu->pmu_skid_least + (env->pmu_random >> 32) % choices;
+    return cpu->pmu_skid_least + next_random(env, cpu->pmu_skid_most - cpu->pmu_skid_least + 1);
 }
 
 /* The interrupt of so many overflows is due: it comes now, or late. */
@@ -601,10 +612,25 @@ void pmu_sync(CPUX86State *env)
     }
 }
 
+/* Notes what the counters hold where nothing earlier is in flight any more: the habit rdpmc. */
+static void note_fence(CPUX86State *env)
+{
+    for (int i = 0; i < COUNTERS; i++) {
+        env->pmu_fenced[i] = *counter(env, i).value;
+    }
+}
+
+void pmu_fence(CPUX86State *env)
+{
+    pmu_sync(env);
+    note_fence(env);
+}
+
 void pmu_load(CPUX86State *env)
 {
     if (tcg_enabled()) {
         grant(env);
+        note_fence(env);
     }
 }
 
@@ -695,6 +721,13 @@ static void sync_before_insn(CPUX86State *env)
     *meter -= self;
 }
 
+/* The instruction itself, which has to be its block's last, comes behind the fence. */
+void helper_pmu_fence(CPUX86State *env)
+{
+    sync_before_insn(env);
+    note_fence(env);
+}
+
 void pmu_unwind(CPUState *cs, const TranslationBlock *tb, int insns_left)
 {
     CPUX86State *env = cs->env_ptr;
@@ -762,12 +795,12 @@ static bool read_skid(X86CPU *cpu, const char *text, Error **errp)
     return true;
 }
 
-/* Switches a habit on that only some vendor's processors have. */
-static bool set_habit(X86CPU *cpu, uint32_t habit, const char *name, const char *vendor,
-                      bool is_vendors, Error **errp)
+/* Switches a habit on that only some processors have. */
+static bool set_habit(X86CPU *cpu, uint32_t habit, const char *name, const char *processor,
+                      bool is_such, Error **errp)
 {
-    if (!is_vendors) {
-        error_setg(errp, "pmu-habits: %s needs an %s processor with pmu", name, vendor);
+    if (!is_such) {
+        error_setg(errp, "pmu-habits: %s needs an %s", name, processor);
         return false;
     }
     cpu->pmu_habits |= habit;
@@ -780,20 +813,24 @@ static bool read_habit(X86CPU *cpu, const char *habit, Error **errp)
     const char *delay;
 
     if (!strcmp(habit, "vmrun")) {
-        return set_habit(cpu, HABIT_VMRUN, habit, "AMD", is_amd(env), errp);
+        return set_habit(cpu, HABIT_VMRUN, habit, "AMD processor with pmu", is_amd(env), errp);
     } else if (!strcmp(habit, "latched")) {
-        return set_habit(cpu, HABIT_LATCHED, habit, "AMD", is_amd(env), errp);
+        return set_habit(cpu, HABIT_LATCHED, habit, "AMD processor with pmu", is_amd(env), errp);
     } else if (!strcmp(habit, "freeze")) {
-        return set_habit(cpu, HABIT_FREEZE, habit, "Intel", is_intel(env), errp);
+        return set_habit(cpu, HABIT_FREEZE, habit,
+                         "Intel processor with pmu, or an AMD one with perfmon-v2",
+                         is_intel(env) || is_v2(env), errp);
     } else if (!strcmp(habit, "interrupts")) {
         cpu->pmu_habits |= HABIT_INTERRUPTS;
     } else if (strstart(habit, "skid:", &delay)) {
         return read_skid(cpu, delay, errp);
     } else if (strstart(habit, "spurious:", &delay)) {
         return read_delay("spurious", delay, &cpu->pmu_spurious, errp);
+    } else if (strstart(habit, "rdpmc:", &delay)) {
+        return read_delay("rdpmc", delay, &cpu->pmu_window, errp);
     } else {
         error_setg(errp, "pmu-habits: there is no habit '%s', only vmrun, interrupts, latched, "
-                   "freeze, skid:N, skid:A-B, spurious:N", habit);
+                   "freeze, skid:N, skid:A-B, spurious:N, rdpmc:N", habit);
         return false;
     }
     return true;
@@ -852,6 +889,10 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         error_setg(errp, "pmu-pebs needs an Intel processor with pmu");
         return false;
     }
+    if (cpu->has_pmu_full_writes && !is_intel(env)) {
+        error_setg(errp, "pmu-full-writes needs an Intel processor with pmu");
+        return false;
+    }
     return read_habits(cpu, errp);
 }
 
@@ -864,7 +905,8 @@ static bool has_debugctl(X86CPU *cpu)
 /* Whether there is IA32_PERF_CAPABILITIES. */
 static bool has_capabilities(X86CPU *cpu)
 {
-    return has_debugctl(cpu) || cpu->has_pmu_pebs;
+    return is_intel(&cpu->env)
+           && (has_debugctl(cpu) || cpu->has_pmu_pebs || cpu->has_pmu_full_writes);
 }
 
 void pmu_reset(X86CPU *cpu)
@@ -875,7 +917,8 @@ void pmu_reset(X86CPU *cpu)
         env->msr_global_ctrl = general_mask(env);
     }
     env->pmu_capabilities = (cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0) |
-                            (cpu->has_pmu_pebs ? PEBS_TRAP | PEBS_REGISTERS | PEBS_FORMAT : 0);
+                            (cpu->has_pmu_pebs ? PEBS_TRAP | PEBS_REGISTERS | PEBS_FORMAT : 0) |
+                            (cpu->has_pmu_full_writes ? FULL_WRITES : 0);
     env->pmu_pebs_enable = env->pmu_pebs_armed = 0;
     env->pmu_ds_area = 0;
     env->pmu_debugctl = 0;
@@ -885,6 +928,7 @@ void pmu_reset(X86CPU *cpu)
         env->msr_global_status = has_frozen_bit(env) ? GLOBAL_FROZEN : 0;
     }
     env->pmu_random = CPU(cpu)->cpu_index; /* the same in each run, and different CPUs' differ */
+    env->pmu_window = cpu->pmu_window;
     pmu_load(env);
 }
 
@@ -928,7 +972,7 @@ void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx
 
 void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
 {
-    *eax = is_v2(&cpu->env);
+    *eax = is_v2(&cpu->env) ? V2_PRESENT | (has_debugctl(cpu) ? V2_FREEZES : 0) : 0;
     *ebx = is_v2(&cpu->env) ? CORE_COUNTERS : 0;
     *ecx = *edx = 0;
 }
@@ -969,7 +1013,11 @@ static uint64_t *find_amd_msr(CPUX86State *env, uint32_t msr, uint64_t *writable
             return &env->msr_global_ctrl;
         case V2_STATUS_CLEAR:
         case V2_STATUS_SET:
+            *writable |= has_debugctl(env_archcpu(env)) ? GLOBAL_FROZEN : 0;
             return &env->msr_global_ovf_ctrl;
+        case DEBUGCTL:
+            *writable = UINT64_MAX;
+            return has_debugctl(env_archcpu(env)) ? &env->pmu_debugctl : NULL;
         }
     }
     return NULL;
@@ -1020,6 +1068,10 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
         case MSR_P6_PERFCTR0 ... MSR_P6_PERFCTR0 + INTEL_COUNTERS - 1:
             *writable = UINT64_MAX;
             return &env->msr_gp_counters[msr - MSR_P6_PERFCTR0];
+        case FULL_PMC0 ... FULL_PMC0 + INTEL_COUNTERS - 1:
+            *writable = width_mask(env);
+            return env_archcpu(env)->has_pmu_full_writes
+                   ? &env->msr_gp_counters[msr - FULL_PMC0] : NULL;
         case MSR_CORE_PERF_FIXED_CTR0 ... MSR_CORE_PERF_FIXED_CTR0 + FIXED_COUNTERS - 1:
             *writable = width_mask(env);
             return &env->msr_fixed_counters[msr - MSR_CORE_PERF_FIXED_CTR0];
@@ -1058,23 +1110,40 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
     return NULL;
 }
 
-/* Whether this is a register of a general counter that the mask leaves out. */
+/*
+ * Whether this is a register of a counter, or of a branch record, that an Intel processor with more
+ * of them has. QEMU itself lets software access registers that do not exist.
+ */
 static bool is_left_out(CPUX86State *env, uint32_t msr)
 {
-    uint32_t n = msr - (msr < MSR_P6_EVNTSEL0 ? MSR_P6_PERFCTR0 : MSR_P6_EVNTSEL0);
+    static const uint32_t general[] = { MSR_P6_PERFCTR0, MSR_P6_EVNTSEL0, FULL_PMC0 };
+    uint32_t pair = msr - (msr < LBR_TO ? LBR_FROM : LBR_TO);
+    uint32_t fixed = msr - MSR_CORE_PERF_FIXED_CTR0;
 
-    return is_intel(env) && n < INTEL_COUNTERS && !(general_mask(env) & 1u << n);
+    if (!is_intel(env)) {
+        return false;
+    }
+    for (int i = 0; i < ARRAY_SIZE(general); i++) {
+        uint32_t n = msr - general[i];
+
+        if (n < INTEL_COUNTERS_MAX) {
+            return !(general_mask(env) & 1u << n)
+                   || (general[i] == FULL_PMC0 && !env_archcpu(env)->has_pmu_full_writes);
+        }
+    }
+    return (fixed >= FIXED_COUNTERS && fixed < INTEL_COUNTERS_MAX)
+           || (env_archcpu(env)->has_pmu_lbr && pair >= LBR_PAIRS && pair < LBR_PAIRS_MAX);
 }
 
 PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val)
 {
     uint64_t writable, *reg = find_msr(env, msr, &writable);
 
-    if (!reg) {
-        return PMU_NOT_MINE;
-    }
     if (is_left_out(env, msr)) {
         return PMU_FAULT;
+    }
+    if (!reg) {
+        return PMU_NOT_MINE;
     }
     sync_before_insn(env);
     env->pmu_tally.msr_reads++;
@@ -1087,10 +1156,13 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
 {
     uint64_t writable, *reg = find_msr(env, msr, &writable);
 
+    if (is_left_out(env, msr)) {
+        return PMU_FAULT;
+    }
     if (!reg) {
         return PMU_NOT_MINE;
     }
-    if ((val & ~writable) || !writable || is_left_out(env, msr)
+    if ((val & ~writable) || !writable
         || (reg == &env->pmu_ds_area && sextract64(val, 0, 48) != val)) {
         return PMU_FAULT;
     }
@@ -1100,7 +1172,9 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
         env->msr_global_status &= ~val;
         env->msr_global_status |= msr == V2_STATUS_SET || msr == GLOBAL_STATUS_SET ? val : 0;
     } else if (reg >= env->msr_gp_counters && reg < env->msr_gp_counters + MAX_GENERAL) {
-        *reg = (is_intel(env) ? sextract64(val, 0, 32) : val) & width_mask(env);
+        bool is_extended = is_intel(env) && msr < FULL_PMC0;
+
+        *reg = (is_extended ? sextract64(val, 0, 32) : val) & width_mask(env);
     } else if (reg == &env->pmu_debugctl) {
         /* QEMU has none of the others. */
         *reg = val & (DEBUGCTL_FREEZE_COUNTERS |
@@ -1109,25 +1183,43 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
         *reg = val;
     }
     env->pmu_pebs_armed &= env->pmu_pebs_enable;
-    grant(env);
+    pmu_load(env);
     return PMU_DONE;
+}
+
+/*
+ * Returns what RDPMC reads of this counter. With the habit rdpmc, some events before the
+ * instruction have not been counted yet, or some behind it have; but none from before the last
+ * fence is missing, and none of a mode that the counter does not count.
+ */
+static uint64_t value_in_flight(CPUX86State *env, int i)
+{
+    PMUCounter c = counter(env, i);
+    uint64_t most_missing;
+
+    if (!env->pmu_window || !is_counting(&c) || !c.counts[pmu_class(env->hflags)]) {
+        return *c.value;
+    }
+    most_missing = MIN(env->pmu_window, (*c.value - env->pmu_fenced[i]) & width_mask(env));
+    return (*c.value - most_missing + next_random(env, most_missing + env->pmu_window + 1))
+           & width_mask(env);
 }
 
 PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val)
 {
-    uint64_t *reg;
+    int i;
 
     if ((is_intel(env) || is_amd(env)) && index < general_counters(env) &&
         (general_mask(env) & 1u << index)) {
-        reg = &env->msr_gp_counters[index];
+        i = index;
     } else if (index - RDPMC_FIXED < FIXED_COUNTERS && is_intel(env)) {
-        reg = &env->msr_fixed_counters[index - RDPMC_FIXED];
+        i = MAX_GENERAL + index - RDPMC_FIXED;
     } else {
         return is_intel(env) || is_amd(env) ? PMU_FAULT : PMU_NOT_MINE;
     }
     sync_before_insn(env);
     env->pmu_tally.pmc_reads++;
-    *val = *reg;
+    *val = value_in_flight(env, i);
     return PMU_DONE;
 }
 
