@@ -21,8 +21,6 @@ pub trait LocalVcpu {
     type Kernel: Kernel;
     /// A user who has counters.
     type User: Copy;
-    /// A page that was chosen.
-    type Chosen;
 
     /// Executes this with the vCPU and its chosen page.
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Self::Kernel>) -> R) -> R;
@@ -36,11 +34,15 @@ pub trait LocalVcpu {
     /// Returns a user's observer.
     fn observer_of(user: Self::User) -> Observer;
 
-    /// Chooses the page of a user. Returns the previous choice.
-    fn choose_page_of(&mut self, user: Self::User) -> Self::Chosen;
+    /// Chooses the page of a user, where no page is registered.
+    fn choose_page_of(&mut self, user: Self::User);
 
-    /// Chooses the page that was chosen before a call of [`choose_page_of`](Self::choose_page_of).
-    fn choose_again(&mut self, before: Self::Chosen);
+    /// Notes that the page of a user will be registered in place of the chosen one, which stays
+    /// chosen. Returns that page's frame.
+    fn note_next_page(&mut self, user: Self::User) -> u64;
+
+    /// Chooses the page that was noted last, which has been registered.
+    fn choose_next_page(&mut self);
 
     /// Chooses perf's page. The previously chosen page may be freed from now on.
     fn choose_perfs_page(&mut self);
@@ -104,12 +106,14 @@ pub trait LocalVcpu {
         if at_once {
             // A distance to an overflow is loaded when the thread is resumed.
             let needs = needs.filter(|config| config.slots() != 0 && config.sampling() == 0);
-            let before = self.choose_page_of(user);
-            if self.with_cpu(|cpu| cpu.show_at_once(&observer, needs)).is_ok() {
+            // An interrupt that is not maskable may come between any two of these steps. It looks
+            // at the chosen page and at the next one, and finds out which of them is registered.
+            let frame = self.note_next_page(user);
+            if self.with_cpu(|cpu| cpu.show_at_once(frame, &observer, needs)).is_ok() {
+                self.choose_next_page();
                 return Ok(());
             }
-            // That page stays chosen until it is known to be unregistered.
-            self.choose_again(before);
+            // The chosen page may still be registered.
         }
         self.show(user, &observer)
     }

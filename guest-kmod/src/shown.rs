@@ -313,19 +313,19 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         Ok(())
     }
 
-    /// Registers the vCPU's page, which is that of an observer, in place of the present one, and
-    /// loads a configuration there if there is one. [`Vcpu::can_show_at_once`] has said that this
-    /// is possible.
+    /// Registers an observer's page with this frame in place of the vCPU's present one, and loads a
+    /// configuration there if there is one. [`Vcpu::can_show_at_once`] has said that this is
+    /// possible.
     ///
     /// # Errors
     ///
     /// The errors of the hypercall. The hypervisor may have the earlier page then, or none.
     pub(crate) fn show_at_once(
         &mut self,
+        frame: u64,
         observer: &Observer,
         config: Option<&Config>,
     ) -> Result<(), Errno> {
-        let frame = self.frame();
         self.replace_page(frame, observer.number, config)?;
         self.note_shown(observer);
         Ok(())

@@ -380,7 +380,6 @@ pub(crate) fn program(uid: u32) -> Subject {
 impl<'a> LocalVcpu for Local<'a> {
     type Kernel = FakeKernel<'a>;
     type User = Observer;
-    type Chosen = ();
 
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, FakeKernel<'a>>) -> R) -> R {
         self.machine.on(self.vcpu, run)
@@ -402,7 +401,11 @@ impl<'a> LocalVcpu for Local<'a> {
         self.chosen.push(self.registered());
     }
 
-    fn choose_again(&mut self, (): ()) {
+    fn note_next_page(&mut self, _: Observer) -> u64 {
+        self.machine.frame.get()
+    }
+
+    fn choose_next_page(&mut self) {
         self.chosen.push(self.registered());
     }
 

@@ -3,9 +3,9 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use guest_kmod::hal::Kernel;
 use guest_kmod::shown::{Observer, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu, Vcpu};
-use shared_abi::VcpuPage;
 
 use crate::observers::new_number_of_perf;
 use crate::on_vcpu::{OnVcpu, Present};
@@ -33,7 +33,6 @@ pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
 impl LocalVcpu for OnVcpu<'_> {
     type Kernel = Linux;
     type User = &'static User;
-    type Chosen = *const VcpuPage;
 
     #[inline(always)]
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux>) -> R) -> R {
@@ -54,14 +53,25 @@ impl LocalVcpu for OnVcpu<'_> {
         user.observer
     }
 
-    fn choose_page_of(&mut self, user: &'static User) -> *const VcpuPage {
+    fn choose_page_of(&mut self, user: &'static User) {
         let object = self.object();
         // SAFETY: each object is of a possible vCPU, and has that vCPU's number.
-        object.page.replace(unsafe { user.page(object.number) })
+        object.page.set(unsafe { user.page(object.number) });
     }
 
-    fn choose_again(&mut self, before: *const VcpuPage) {
-        self.object().page.set(before);
+    fn note_next_page(&mut self, user: &'static User) -> u64 {
+        let object = self.object();
+        // SAFETY: each object is of a possible vCPU, and has that vCPU's number. The user's pages
+        // are not freed while one of its threads is being switched in.
+        let page = unsafe { &*user.page(object.number) };
+        object.next_page.set(page);
+        object.kernel.frame_of(page)
+    }
+
+    fn choose_next_page(&mut self) {
+        let object = self.object();
+        object.page.set(object.next_page.get());
+        object.kernel.restoration.next_is_chosen();
     }
 
     fn choose_perfs_page(&mut self) {

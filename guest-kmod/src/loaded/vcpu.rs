@@ -220,8 +220,8 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         registered
     }
 
-    /// Makes the hypervisor publish this vCPU's counters in its page, which is frame `gfn`, in
-    /// place of the registered one, and loads a configuration there if there is one.
+    /// Makes the hypervisor publish this vCPU's counters in the page with frame `gfn`, in place of
+    /// the registered one, and loads a configuration there if there is one.
     ///
     /// # Errors
     ///

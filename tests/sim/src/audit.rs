@@ -342,9 +342,7 @@ impl Machine {
         if domain.kind != Kind::Good {
             return;
         }
-        // The kernel chooses another page before the hypervisor publishes in that one.
-        let registered = vcpu.registered.borrow().as_ref().map(|(_, page)| self.page(*page));
-        let Some(page) = registered else { return };
+        let Some(page) = self.registered_page(index) else { return };
         // The driver subtracts from the sums what counters count of these.
         let subtracts = match domain.hardware {
             true => self.shape.counts_entries,

@@ -138,6 +138,12 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
 }
 
 impl Machine {
+    /// Returns the page that is registered with a vCPU. Its kernel chooses a page that takes the
+    /// place of another one only after that.
+    pub fn registered_page(&self, index: usize) -> Option<&VcpuPage> {
+        self.vcpus[index].registered.borrow().as_ref().map(|(_, page)| self.page(*page))
+    }
+
     /// Returns how often the driver says that it has put a vCPU's overflow off.
     fn throttled(&self, vcpu: usize) -> u64 {
         without_steps(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
@@ -449,6 +455,10 @@ impl Machine {
         }
         let index = self.vcpu_here();
         self.step(Step::Hypercall(op));
+        if op == OP_SHOW && self.steps.get().is_multiple_of(3) {
+            // The kernel has just noted which page takes the place of another one.
+            self.take_nmi(index);
+        }
         if self.is_gone() {
             return Err(Errno::NODEV);
         }
@@ -632,8 +642,8 @@ impl Machine {
     /// counts by anybody else's selector.
     pub fn check_residue(&self) {
         let cpu = &self.cpus[self.here.get()];
-        let Some(vcpu) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
-        let vcpu = &self.vcpus[vcpu];
+        let Some(current) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
+        let vcpu = &self.vcpus[current];
         for counter in self.shape.model.counters().filter(|&c| cpu.pmu.cost() != Some(c)) {
             let strangers = cpu.pmu.owners(counter) & !(1 << vcpu.domain);
             if strangers != 0 {
@@ -643,19 +653,21 @@ impl Machine {
                 ));
             }
         }
-        self.check_selectors(vcpu);
+        self.check_selectors(current);
     }
 
     /// Checks that the counters that count in this vCPU's time are those that it has loaded, or
     /// that another vCPU of its domain has.
-    fn check_selectors(&self, vcpu: &Vcpu) {
+    fn check_selectors(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         if domain.kind != crate::shape::Kind::Good {
             return;
         }
         let ring = if domain.hardware { Ring::GuestsThree } else { Ring::Three };
         let pmu = &self.cpus[self.here.get()].pmu;
-        let loaded = without_steps(|| vcpu.page().loaded.load(Relaxed));
+        let page = self.registered_page(index).unwrap_or(vcpu.page());
+        let loaded = without_steps(|| page.loaded.load(Relaxed));
         pmu.selected_alike(loaded, 1 << vcpu.domain);
         let others = pmu.selected_for_others(ring, 1 << vcpu.domain);
         if others != 0 {

@@ -2,6 +2,7 @@
 //! Simulates users of one guest: the pages that a vCPU's kernel has for them, and the rule that
 //! each user sees only its own threads.
 
+use guest_kmod::hal::Kernel;
 use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu};
 use shared_abi::{Config, Errno};
@@ -29,7 +30,6 @@ pub struct Here<'a> {
 impl<'a> LocalVcpu for Here<'a> {
     type Kernel = Linux<'a>;
     type User = usize;
-    type Chosen = usize;
 
     fn with_cpu<R>(&mut self, run: impl FnOnce(&mut ThisVcpu<'_, Linux<'a>>) -> R) -> R {
         let result = self.machine.with_core(self.index, run);
@@ -49,12 +49,20 @@ impl<'a> LocalVcpu for Here<'a> {
         observer(user)
     }
 
-    fn choose_page_of(&mut self, user: usize) -> usize {
-        self.machine.vcpus[self.index].shows.replace(user)
+    fn choose_page_of(&mut self, user: usize) {
+        self.machine.vcpus[self.index].shows.set(user);
     }
 
-    fn choose_again(&mut self, before: usize) {
-        self.machine.vcpus[self.index].shows.set(before);
+    fn note_next_page(&mut self, user: usize) -> u64 {
+        let vcpu = &self.machine.vcpus[self.index];
+        vcpu.shows_next.set(user);
+        Linux(self.machine).frame_of(&vcpu.pages[user])
+    }
+
+    fn choose_next_page(&mut self) {
+        let vcpu = &self.machine.vcpus[self.index];
+        vcpu.shows.set(vcpu.shows_next.get());
+        vcpu.restoration.next_is_chosen();
     }
 
     fn choose_perfs_page(&mut self) {
