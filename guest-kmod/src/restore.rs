@@ -167,8 +167,8 @@ impl Restoration {
         self.asks_machine(hypervisor);
     }
 
-    /// Handles an interrupt of the vCPU. `page` is the chosen page, `next` is the one that takes its
-    /// place while [`has_next`](Self::has_next) says that there is one, and `before` is the answer
+    /// Handles an interrupt of the vCPU. `page` is the chosen page, and `next` the one that takes
+    /// its place while [`has_next`](Self::has_next) says that there is one. `before` is the answer
     /// of the first handshake.
     ///
     /// Returns how many of the driver's interrupts explain what the page says, from 0 to 2. The
@@ -225,18 +225,14 @@ impl Restoration {
         }
     }
 
-    /// Returns the page that is registered, or was registered last. A hypervisor that registers one
-    /// page in place of another first writes in the other one that it is not registered any more.
-    /// So the pages say whether that has happened yet when the interrupt comes. What the kernel
-    /// itself has written in a page from which the vCPU could not go on says nothing.
+    /// Returns the page that is registered, or was registered last. The next page says whether it
+    /// has been registered yet when the interrupt comes; see [`prepare_next`].
     fn registered<'a>(
         &'a self,
         page: &'a VcpuPage,
         next: Option<&'a VcpuPage>,
     ) -> (&'a Note, &'a VcpuPage) {
-        let is_registered = |page: &VcpuPage| page.flags.load(Relaxed) & VCPU_REGISTERED != 0;
-        let is_replaced = !(self.page.is_set() && is_registered(page));
-        match next.filter(|next| is_replaced && is_registered(next)) {
+        match next.filter(|next| next.flags.load(Relaxed) & VCPU_REGISTERED != 0) {
             Some(next) => (&self.next, next),
             None => (&self.page, page),
         }
@@ -306,6 +302,14 @@ fn was_left(note: &Note, page: &VcpuPage) -> bool {
 /// host had forbidden the vCPU to count. The flags say that the vCPU executes: if it is restored
 /// once more before it has registered a page, there is nothing to continue from.
 const GIVEN_UP: u32 = VCPU_REGISTERED | VCPU_EXECUTING;
+
+/// Prepares a page, which is not registered, to take the place of the registered one. If the vCPU
+/// could not go on from it once, it still says that it is registered.
+pub fn prepare_next(page: &VcpuPage) {
+    if page.flags.load(Relaxed) != 0 {
+        page.flags.store(0, Relaxed);
+    }
+}
 
 /// Writes in the page that nobody counts for this vCPU any more, as if the host had forbidden it.
 /// The kernel writes the page in place of the hypervisor, which does not publish in it any more.
@@ -553,6 +557,7 @@ mod tests {
 
     impl Replacing<'_> {
         fn replace(&self) {
+            prepare_next(self.pages[1]);
             self.step(Step::Noted);
             let (gfn, observer) = BOBS;
             let page = HvRegister { gfn, observer, reserved: 0 };

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use guest_kmod::hal::Kernel;
+use guest_kmod::restore::prepare_next;
 use guest_kmod::shown::{Observer, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu, Vcpu};
 
@@ -65,6 +66,7 @@ impl LocalVcpu for OnVcpu<'_> {
         // are not freed while one of its threads is being switched in.
         let page = unsafe { &*user.page(object.number) };
         object.next_page.set(page);
+        prepare_next(page);
         object.kernel.frame_of(page)
     }
 

@@ -2,13 +2,13 @@
 //! Simulates users of one guest: the pages that a vCPU's kernel has for them, and the rule that
 //! each user sees only its own threads.
 
-use guest_kmod::hal::Kernel;
+use guest_kmod::restore::prepare_next;
 use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu};
 use shared_abi::{Config, Errno};
 
 use crate::guest::Linux;
-use crate::machine::{Level, Machine, PERFS, ROOT};
+use crate::machine::{Level, Machine, PERFS, ROOT, without_steps};
 use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
@@ -56,7 +56,8 @@ impl<'a> LocalVcpu for Here<'a> {
     fn note_next_page(&mut self, user: usize) -> u64 {
         let vcpu = &self.machine.vcpus[self.index];
         vcpu.shows_next.set(user);
-        Linux(self.machine).frame_of(&vcpu.pages[user])
+        without_steps(|| prepare_next(&vcpu.pages[user]));
+        self.machine.gfn_of(self.index, &vcpu.pages[user])
     }
 
     fn choose_next_page(&mut self) {
