@@ -128,11 +128,8 @@ impl Restoration {
         compiler_fence(SeqCst);
         let answer = hypervisor.hypercall(op, argument);
         compiler_fence(SeqCst);
-        match (op, answer) {
-            // The kernel is about to choose the other page, to which this note does not belong.
-            (OP_SHOW, Ok(())) => self.page.clear(),
-            _ if !is_kept(op, answer) => note.clear(),
-            _ => {}
+        if !is_kept(op, answer) {
+            note.clear();
         }
         if answer.is_err() && refusal != 0 {
             let _ = self.refusal.compare_exchange(0, refusal, Relaxed, Relaxed);
