@@ -809,6 +809,7 @@ impl<'a> Caller for Hypercall<'a> {
     fn unregister(&mut self) {
         _ = self.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page));
         let exits = self.domain().hardware;
+        self.vcpu().set_counts(Counts::Nothing, self.machine.steps.get());
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);
         self.machine.put_counters(self.index);
