@@ -300,8 +300,8 @@ fn was_left(note: &Note, page: &VcpuPage) -> bool {
 /// once more before it has registered a page, there is nothing to continue from.
 const GIVEN_UP: u32 = VCPU_REGISTERED | VCPU_EXECUTING;
 
-/// Prepares a page, which is not registered, to take the place of the registered one. If the vCPU
-/// could not go on from it once, it still says that it is registered.
+/// Prepares a page, which is not registered, to take the place of the registered one. A page from
+/// which the vCPU could not go on says until then that it is registered.
 pub fn prepare_next(page: &VcpuPage) {
     if page.flags.load(Relaxed) != 0 {
         page.flags.store(0, Relaxed);
