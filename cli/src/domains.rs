@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, value_parser};
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
 use self::names::{Name, name_of_process};
-use self::policy::Policy;
+use self::policy::{Policy, Sight};
 use crate::accounts;
 use crate::events::{EventList, EventParser};
 use crate::examples;
@@ -31,6 +31,9 @@ use crate::text::{document, print};
 pub use self::names::{Names, names_of_xl};
 
 const PROC: &str = "/proc";
+/// How often `perfctr domains apply` looks for new machines. A machine that is restored has to be
+/// allowed while its memory is read, before it goes on.
+const LOOK: Duration = Duration::from_millis(100);
 /// The text behind a name that somebody other than root may have given.
 const UNVERIFIED: &str = " (unverified)";
 
@@ -74,18 +77,20 @@ enum Action {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
     },
-    /// Lets those virtual machines of a KVM host count whose names are the lines of a file.
+    /// Lets those virtual machines of a host count whose names are the lines of a file.
     ///
     /// A name may be followed by limits: counters=N, rate=N. Empty lines and lines that begin with
-    /// # are ignored.
+    /// # are ignored. On a Xen host, a domain that migrates to the host counts by its name from
+    /// the moment when its memory begins to arrive.
     #[command(after_help = examples::DOMAINS_APPLY)]
     Apply {
         /// The file.
         file: PathBuf,
         /// Reads the file again after each interval of this length, and does not end.
         ///
-        /// Each machine is allowed once while this runs, and again if its limits in the file
-        /// change. One that is forbidden later stays so.
+        /// Meanwhile it looks for new machines ten times in a second. Each machine is allowed once
+        /// while this runs, and again if its limits in the file change. One that is forbidden later
+        /// stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
         every: Option<u64>,
     },
@@ -157,20 +162,37 @@ fn number(domain: &str, names: impl FnOnce() -> Result<Known>) -> Result<u32> {
 }
 
 fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
-    let mut policy = Policy::default();
+    let (mut policy, mut sight) = (Policy::default(), Sight::default());
+    let start = Instant::now();
     loop {
-        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        let names = names(host, &host.domains()?);
-        for (id, limits) in policy.newcomers(&text, &names)? {
-            match host.allow_within(id, limits) {
-                // The machine has ended meanwhile.
-                Err(error) if error.errno() == Some(libc::ESRCH) => (),
-                allowed => allowed.with_context(|| format!("domain {id}"))?,
-            }
+        let domains = host.domains()?;
+        let seen = domains.iter().map(|domain| domain.id).collect();
+        let is_due = sight.is_due(start.elapsed(), Duration::from_secs(every.unwrap_or(1)), seen);
+        if is_due {
+            let_in(host, &mut policy, file, &domains)?;
         }
-        let Some(seconds) = every else { return Ok(()) };
-        thread::sleep(Duration::from_secs(seconds));
+        if every.is_none() {
+            return Ok(());
+        }
+        thread::sleep(LOOK);
     }
+}
+
+/// Lets those domains count that the file names and that have not been let in yet.
+fn let_in(host: &Host, policy: &mut Policy, file: &Path, domains: &[Domain]) -> Result<()> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let mut names = names(host, domains);
+    if host.is_xen() {
+        names.values_mut().for_each(Name::arrive);
+    }
+    for (id, limits) in policy.newcomers(&text, &names)? {
+        match host.allow_within(id, limits) {
+            // The machine has ended meanwhile.
+            Err(error) if error.errno() == Some(libc::ESRCH) => (),
+            allowed => allowed.with_context(|| format!("domain {id}"))?,
+        }
+    }
+    Ok(())
 }
 
 /// Runs `perfctr domains`.

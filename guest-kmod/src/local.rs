@@ -6,7 +6,7 @@
 //! The module's glue and the simulator both implement [`LocalVcpu`], so that the simulator tests
 //! the order of these steps, too.
 
-use shared_abi::Errno;
+use shared_abi::{Config, Errno};
 
 use crate::hal::Kernel;
 use crate::shown::{Leave, Observer, Subject};
@@ -34,8 +34,15 @@ pub trait LocalVcpu {
     /// Returns a user's observer.
     fn observer_of(user: Self::User) -> Observer;
 
-    /// Chooses the page of a user.
+    /// Chooses the page of a user, where no page is registered.
     fn choose_page_of(&mut self, user: Self::User);
+
+    /// Notes that the page of a user will be registered in place of the chosen one, which stays
+    /// chosen. Returns that page's frame.
+    fn note_next_page(&mut self, user: Self::User) -> u64;
+
+    /// Chooses the page that was noted last, which has been registered.
+    fn choose_next_page(&mut self);
 
     /// Chooses perf's page. The previously chosen page may be freed from now on.
     fn choose_perfs_page(&mut self);
@@ -81,6 +88,34 @@ pub trait LocalVcpu {
         } else {
             Ok(())
         }
+    }
+
+    /// Does what [`show_page_of`](Self::show_page_of) does for a thread of this user that is
+    /// switched in, and loads what it needs if that takes no further hypercall.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`show_page_of`](Self::show_page_of). The page that was registered is not any more.
+    fn show_page_for(&mut self, user: Self::User, needs: Option<&Config>) -> Result<(), Errno> {
+        let observer = Self::observer_of(user);
+        let (lacks, at_once) =
+            self.with_state(|vcpu| (vcpu.lacks_page_of(&observer), vcpu.can_show_at_once()));
+        if !lacks {
+            return Ok(());
+        }
+        if at_once {
+            // A distance to an overflow is loaded when the thread is resumed.
+            let needs = needs.filter(|config| config.slots() != 0 && config.sampling() == 0);
+            // An interrupt that is not maskable may come between any two of these steps. It looks
+            // at the chosen page and at the next one, and finds out which of them is registered.
+            let frame = self.note_next_page(user);
+            if self.with_cpu(|cpu| cpu.show_at_once(frame, &observer, needs)).is_ok() {
+                self.choose_next_page();
+                return Ok(());
+            }
+            // The chosen page may still be registered.
+        }
+        self.show(user, &observer)
     }
 
     /// Registers a user's page in place of the registered one.
@@ -132,8 +167,8 @@ pub trait LocalVcpu {
     }
 
     /// Carries out everything that must happen before `next` executes in place of the present
-    /// thread; see [`Vcpu::leave_to`]. `own` is the observer of the counters of `next`, if it has
-    /// any that count. `suspend` suspends the counters of the present thread.
+    /// thread; see [`Vcpu::leave_at_switch`]. `own` is the observer of the counters of `next`, if
+    /// it has any that count. `suspend` suspends the counters of the present thread.
     ///
     /// # Errors
     ///
@@ -145,7 +180,7 @@ pub trait LocalVcpu {
         suspend: impl FnOnce(&mut Self),
     ) -> Result<(), Errno> {
         let leave = self.with_state(|vcpu| {
-            let leave = vcpu.leave_to(next, own);
+            let leave = vcpu.leave_at_switch(next, own);
             vcpu.note_who_comes(next, leave);
             leave
         });
@@ -185,7 +220,7 @@ pub trait LocalVcpu {
             suspend(self);
         }
         match leave {
-            Leave::Stay => Ok(()),
+            Leave::Stay | Leave::HideLater => Ok(()),
             Leave::Hide => self.hide(),
             Leave::ShowPerfs => self.show_perfs(subject),
         }
@@ -283,10 +318,16 @@ pub trait LocalVcpu {
 mod tests {
     extern crate std;
 
+    use std::vec;
     use std::vec::Vec;
 
+    use shared_abi::CounterConfig;
+    use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
+    use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_SHOW, OP_UNREGISTER};
+
     use super::*;
-    use crate::testing::{Local, Machine};
+    use crate::testing::{INSTRUCTIONS, Local, Machine, counter, program};
 
     const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
     const BOB: Observer = Observer { container: 0x100, uid: 1002, number: 8, sees_kernel: false };
@@ -302,6 +343,108 @@ mod tests {
         local.show_perfs(&Subject::default()).unwrap();
         local.hide().unwrap();
         assert_eq!(local.chosen, [None; 5], "what was counted is read from the page before");
+    }
+
+    fn of_user() -> Config {
+        of(counter(0, INSTRUCTIONS | EVNTSEL_USR))
+    }
+
+    fn of(counter: CounterConfig) -> Config {
+        Config::new(&Machine::caps(), &[counter]).unwrap()
+    }
+
+    /// Returns the hypercalls of vCPU 0 since the last call.
+    fn asked(machine: &Machine) -> Vec<u32> {
+        machine.take_hypercalls().into_iter().map(|(_, op)| op).collect()
+    }
+
+    /// Switches to a thread of a user, whose counters need `needs`. Returns the hypercalls before
+    /// that thread is switched in, and when it is.
+    fn switch_to(local: &mut Local<'_>, user: Observer, needs: &Config) -> [Vec<u32>; 2] {
+        let machine = local.machine;
+        asked(machine);
+        let mut suspended = false;
+        local.leave_to(&program(user.uid), Some(user.number), |_| suspended = true).unwrap();
+        assert!(suspended, "what was counted cannot be read any more");
+        let before = asked(machine);
+        local.show_page_for(user, Some(needs)).unwrap();
+        local.with_cpu(|cpu| cpu.load(needs)).unwrap();
+        assert_eq!(local.registered(), Some(user.number));
+        [before, asked(machine)]
+    }
+
+    #[test]
+    fn users_who_take_turns_cost_one_hypercall_for_each_turn() {
+        let machine = Machine::new();
+        let mut local = Local::new(&machine, ALICE.uid);
+        local.show_page_for(ALICE, Some(&of_user())).unwrap();
+        assert_eq!(asked(&machine), [OP_UNREGISTER, OP_SHOW], "the first one is the test's own");
+        for user in [BOB, ALICE, BOB] {
+            assert_eq!(switch_to(&mut local, user, &of_user()), [vec![], vec![OP_SHOW]]);
+        }
+        let stats = machine.stats(0);
+        assert_eq!((stats.registers.get(), stats.unregisters.get()), (5, 4));
+        // A distance to an overflow is loaded by a hypercall of its own, which thus can be late.
+        let sampling =
+            CounterConfig { mode: MODE_SAMPLING, period: 99, ..counter(1, INSTRUCTIONS) };
+        let turn = switch_to(&mut local, ALICE, &of(sampling));
+        assert_eq!(turn, [vec![], vec![OP_SHOW, OP_LOAD]]);
+    }
+
+    #[test]
+    fn a_page_goes_before_the_switch_unless_another_one_takes_its_place() {
+        let machine = Machine::new();
+        let mut local = Local::new(&machine, ALICE.uid);
+        local.show_page_for(ALICE, Some(&of_user())).unwrap();
+        asked(&machine);
+        local.leave_to(&program(BOB.uid), None, |_| ()).unwrap();
+        assert_eq!((asked(&machine), local.registered()), (vec![OP_UNREGISTER], None));
+
+        // Its observer must not see what the kernel executes for others.
+        local.show_page_for(ALICE, None).unwrap();
+        local.with_cpu(|cpu| cpu.load(&of(counter(0, INSTRUCTIONS | EVNTSEL_OS)))).unwrap();
+        asked(&machine);
+        local.leave_to(&program(BOB.uid), Some(BOB.number), |_| ()).unwrap();
+        assert_eq!((asked(&machine), local.registered()), (vec![OP_UNREGISTER], None));
+
+        // Nobody is switched in after a thread has become another user's.
+        local.show_page_for(ALICE, None).unwrap();
+        local.present = program(BOB.uid);
+        asked(&machine);
+        local.become_subject(Some(BOB.number), |_| ()).unwrap();
+        assert_eq!((asked(&machine), local.registered()), (vec![OP_UNREGISTER], None));
+    }
+
+    #[test]
+    fn a_hypervisor_that_cannot_replace_a_page_is_asked_once() {
+        let machine = Machine::new();
+        let mut local = Local::new(&machine, ALICE.uid);
+        local.show_page_for(ALICE, Some(&of_user())).unwrap();
+        machine.refuses_show.set(Some(Errno::INVAL));
+        let one_by_one = [OP_UNREGISTER, OP_REGISTER, OP_LOAD];
+        let [before, after] = switch_to(&mut local, BOB, &of_user());
+        assert_eq!((before, &after[..1], &after[1..]), (vec![], &[OP_SHOW][..], &one_by_one[..]));
+        for user in [ALICE, BOB] {
+            let [before, after] = switch_to(&mut local, user, &of_user());
+            assert_eq!((before, after), (vec![OP_UNREGISTER], vec![OP_REGISTER, OP_LOAD]));
+        }
+        // The machine may be on another host now.
+        machine.refuses_show.set(None);
+        local.with_cpu(|cpu| cpu.forget_page());
+        local.with_cpu(|cpu| cpu.come_online(3)).unwrap();
+        assert_eq!(switch_to_first(&mut local, ALICE), [OP_SHOW]);
+        // Other refusals say nothing about the next request.
+        machine.refuses_show.set(Some(Errno::NOMEM));
+        switch_to(&mut local, BOB, &of_user());
+        machine.refuses_show.set(None);
+        assert_eq!(switch_to(&mut local, ALICE, &of_user()), [vec![], vec![OP_SHOW]]);
+    }
+
+    /// Switches to a thread of a user where no page is registered. Returns the hypercalls.
+    fn switch_to_first(local: &mut Local<'_>, user: Observer) -> Vec<u32> {
+        asked(local.machine);
+        local.show_page_for(user, Some(&of_user())).unwrap();
+        asked(local.machine)
     }
 
     #[test]

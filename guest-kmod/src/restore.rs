@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, compiler_fence};
 
 use shared_abi::hypercall::{
-    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW, OP_UNREGISTER,
 };
 use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -24,11 +24,10 @@ use crate::handshake::handshake_again;
 /// The state of one vCPU that is kept so that it can continue after a restoration.
 #[derive(Debug, Default)]
 pub struct Restoration {
-    /// The frame of the page that is registered, was registered last, or is about to be registered;
-    /// 0 for none.
-    frame: AtomicU64,
-    /// The observer for whom it is registered.
-    observer: AtomicU32,
+    /// The page that is registered, was registered last, or is about to be registered.
+    page: Note,
+    /// The page that takes the place of that one.
+    next: Note,
     /// The number of the machine on its host, or 0 if it may not count.
     machine: AtomicU64,
     /// The page's content when the vCPU was last interrupted, and which page it was.
@@ -43,6 +42,36 @@ pub struct Restoration {
     look: AtomicBool,
 }
 
+/// A page of the vCPU, as the hypervisor was asked to register it.
+#[derive(Debug, Default)]
+struct Note {
+    /// The page's frame, or 0 if no page is noted.
+    frame: AtomicU64,
+    /// The observer for whom it is registered.
+    observer: AtomicU32,
+}
+
+impl Note {
+    const fn new() -> Self {
+        Self { frame: AtomicU64::new(0), observer: AtomicU32::new(0) }
+    }
+
+    fn set(&self, gfn: u64, observer: u32) {
+        self.observer.store(observer, Relaxed);
+        // An interrupt that finds the frame also finds the rest, and which page it is.
+        compiler_fence(SeqCst);
+        self.frame.store(gfn, Relaxed);
+    }
+
+    fn clear(&self) {
+        self.frame.store(0, Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.frame.load(Relaxed) != 0
+    }
+}
+
 /// What has changed in a vCPU's page from one interrupt to the next.
 struct Change {
     /// How many of the driver's interrupts explain it, from 0 to 2.
@@ -54,7 +83,7 @@ struct Change {
 /// Returns whether the page is registered after this answer.
 const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
     match (op, answer) {
-        (OP_REGISTER, answer) => answer.is_ok(),
+        (OP_REGISTER | OP_SHOW, answer) => answer.is_ok(),
         (OP_UNREGISTER, Ok(()) | Err(Errno::NXIO)) => false,
         _ => true,
     }
@@ -64,8 +93,8 @@ impl Restoration {
     /// Makes the state of a vCPU without a page.
     pub const fn new() -> Self {
         Self {
-            frame: AtomicU64::new(0),
-            observer: AtomicU32::new(0),
+            page: Note::new(),
+            next: Note::new(),
             machine: AtomicU64::new(0),
             seen_frame: AtomicU64::new(0),
             seen_overflows: AtomicU64::new(0),
@@ -88,29 +117,46 @@ impl Restoration {
         op: u32,
         argument: &mut [u8],
     ) -> Result<(), Errno> {
-        if op == OP_REGISTER
-            && let Ok(wanted) = HvRegister::read_from_bytes(argument)
-        {
-            self.observer.store(wanted.observer, Relaxed);
-            self.frame.store(wanted.gfn, Relaxed);
+        let registers = matches!(op, OP_REGISTER | OP_SHOW);
+        let note = if op == OP_SHOW { &self.next } else { &self.page };
+        if registers && let Ok((wanted, _)) = HvRegister::read_from_prefix(argument) {
+            note.set(wanted.gfn, wanted.observer);
         }
+        // The interrupt may find a reason of its own in the meantime, which is the one to keep.
+        let refusal = if registers { self.refusal.swap(0, Relaxed) } else { 0 };
         // The interrupt finds the note, whether it comes before the hypercall or after it.
         compiler_fence(SeqCst);
         let answer = hypervisor.hypercall(op, argument);
         compiler_fence(SeqCst);
         if !is_kept(op, answer) {
-            self.frame.store(0, Relaxed);
+            note.clear();
         }
-        if (op, answer) == (OP_REGISTER, Ok(())) {
-            self.refusal.store(0, Relaxed);
+        if answer.is_err() && refusal != 0 {
+            let _ = self.refusal.compare_exchange(0, refusal, Relaxed, Relaxed);
+        }
+        if registers && answer.is_ok() {
             // The page's overflows begin anew, also if the same page was registered before. None
-            // can have happened yet, since nothing is loaded.
+            // can have happened yet, since nothing is loaded that interrupts.
             self.seen_frame.store(0, Relaxed);
         }
+        compiler_fence(SeqCst);
         match answer {
             Err(Errno::NXIO) if op == OP_LOAD => Err(self.refused().unwrap_or(Errno::NXIO)),
             answer => answer,
         }
+    }
+
+    /// Returns whether a page is about to take the place of another one, or has taken it and is not
+    /// chosen yet.
+    pub fn has_next(&self) -> bool {
+        self.next.is_set()
+    }
+
+    /// Notes that the page is chosen now that has taken the place of another one.
+    pub fn next_is_chosen(&self) {
+        compiler_fence(SeqCst);
+        self.page.set(self.next.frame.load(Relaxed), self.next.observer.load(Relaxed));
+        self.next.clear();
     }
 
     /// Notes that the vCPU can be interrupted from now on, and to which machine it belongs.
@@ -118,8 +164,9 @@ impl Restoration {
         self.asks_machine(hypervisor);
     }
 
-    /// Handles an interrupt of the vCPU. `page` is the page that was registered last, and `before`
-    /// is the answer of the first handshake.
+    /// Handles an interrupt of the vCPU. `page` is the chosen page, and `next` the one that takes
+    /// its place while [`has_next`](Self::has_next) says that there is one. `before` is the answer
+    /// of the first handshake.
     ///
     /// Returns how many of the driver's interrupts explain what the page says, from 0 to 2. The
     /// interrupt may be somebody else's if none does. If two interrupts explain it, the other one
@@ -130,12 +177,14 @@ impl Restoration {
         hypervisor: &impl Hypervisor,
         before: &HvQuery,
         page: &VcpuPage,
+        next: Option<&VcpuPage>,
     ) -> u32 {
-        if self.was_left(page) {
-            self.go_on(hypervisor, before, page);
+        let (note, page) = self.registered(page, next);
+        if was_left(note, page) {
+            self.go_on(hypervisor, before, (note, page));
             return 1;
         }
-        let change = self.change_of(page);
+        let change = self.change_of(note, page);
         // Overflows are frequent, and asking costs an exit. Where the flags have changed, the host
         // may have forbidden the machine to count and allowed it again, and the interrupts of both
         // may have become one.
@@ -173,35 +222,45 @@ impl Restoration {
         }
     }
 
-    /// Returns whether another hypervisor than this vCPU's present one has published in the page.
-    /// While the vCPU executes, the page of its own hypervisor says that it executes.
-    fn was_left(&self, page: &VcpuPage) -> bool {
-        let flags = page.flags.load(Relaxed);
-        self.frame.load(Relaxed) != 0
-            && flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED
+    /// Returns the page that is registered, or was registered last. The next page says whether it
+    /// has been registered yet when the interrupt comes; see [`prepare_next`].
+    fn registered<'a>(
+        &'a self,
+        page: &'a VcpuPage,
+        next: Option<&'a VcpuPage>,
+    ) -> (&'a Note, &'a VcpuPage) {
+        match next.filter(|next| next.flags.load(Relaxed) & VCPU_REGISTERED != 0) {
+            Some(next) => (&self.next, next),
+            None => (&self.page, page),
+        }
     }
 
     /// Makes the present hypervisor continue from the page's content before the interrupted code
     /// reads anything: whatever that code was about to do, it finds its counters as they were.
-    fn go_on(&self, hypervisor: &impl Hypervisor, before: &HvQuery, page: &VcpuPage) {
+    fn go_on(
+        &self,
+        hypervisor: &impl Hypervisor,
+        before: &HvQuery,
+        (note, page): (&Note, &VcpuPage),
+    ) {
         let went_on = handshake_again(hypervisor, before).and_then(|()| {
-            let (gfn, observer) = (self.frame.load(Relaxed), self.observer.load(Relaxed));
+            let (gfn, observer) = (note.frame.load(Relaxed), note.observer.load(Relaxed));
             let mut wanted = HvRegister { gfn, observer, reserved: 0 };
             hypervisor.hypercall(OP_GO_ON, wanted.as_mut_bytes())
         });
         self.asks_machine(hypervisor);
         if let Err(errno) = went_on {
             take_for_forbidden(page);
+            note.clear();
             self.refusal.store(errno.to_return(), Relaxed);
             self.look.store(true, Relaxed);
         }
     }
 
     /// Returns what has changed in the page since the last interrupt.
-    fn change_of(&self, page: &VcpuPage) -> Change {
-        let frame = self.frame.load(Relaxed);
-        // The kernel's own writes to the page are no change by a hypervisor.
-        if frame == 0 || self.refused().is_some() {
+    fn change_of(&self, note: &Note, page: &VcpuPage) -> Change {
+        let frame = note.frame.load(Relaxed);
+        if frame == 0 {
             return Change { interrupts: 0, is_of_overflows: false };
         }
         let (overflows, flags) = (page.overflows.load(Relaxed), page.flags.load(Relaxed));
@@ -229,10 +288,25 @@ impl Restoration {
     }
 }
 
+/// Returns whether another hypervisor than this vCPU's present one has published in the page. While
+/// the vCPU executes, the page of its own hypervisor says that it executes.
+fn was_left(note: &Note, page: &VcpuPage) -> bool {
+    let flags = page.flags.load(Relaxed);
+    note.is_set() && flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED
+}
+
 /// The flags in the page of a vCPU that could not continue. There are no direct reads, as if the
 /// host had forbidden the vCPU to count. The flags say that the vCPU executes: if it is restored
 /// once more before it has registered a page, there is nothing to continue from.
 const GIVEN_UP: u32 = VCPU_REGISTERED | VCPU_EXECUTING;
+
+/// Prepares a page, which is not registered, to take the place of the registered one. A page from
+/// which the vCPU could not go on says until then that it is registered.
+pub fn prepare_next(page: &VcpuPage) {
+    if page.flags.load(Relaxed) != 0 {
+        page.flags.store(0, Relaxed);
+    }
+}
 
 /// Writes in the page that nobody counts for this vCPU any more, as if the host had forbidden it.
 /// The kernel writes the page in place of the hypervisor, which does not publish in it any more.
@@ -250,7 +324,7 @@ mod tests {
     use core::cell::{Cell, RefCell};
     use shared_abi::PmuCaps;
     use shared_abi::WireCaps;
-    use shared_abi::hypercall::{FEATURE_ENABLED, OP_STOP};
+    use shared_abi::hypercall::{FEATURE_ENABLED, HvShow, OP_STOP};
     use shared_abi::vcpu_page::VCPU_DIRECT;
     use std::vec;
     use std::vec::Vec;
@@ -341,7 +415,7 @@ mod tests {
 
         /// Handles an interrupt, and returns whether it was the driver's.
         fn interrupted(&self, before: &HvQuery, page: &VcpuPage) -> bool {
-            self.restoration.interrupted(self.host, before, page) != 0
+            self.restoration.interrupted(self.host, before, page, None) != 0
         }
 
         fn looks(&self, before: &HvQuery, online: bool) -> bool {
@@ -363,7 +437,7 @@ mod tests {
             if op == self.op && self.does.take() {
                 self.host.machine.set(self.host.machine.get() + 1);
                 let answer = self.host.answer();
-                assert_eq!(self.restoration.interrupted(self.host, &answer, self.page), 1);
+                assert_eq!(self.restoration.interrupted(self.host, &answer, self.page, None), 1);
             }
             self.host.hypercall(op, argument)
         }
@@ -414,6 +488,249 @@ mod tests {
         }
     }
 
+    /// The pages of two users of a vCPU, and the frames and observers with which they are
+    /// registered.
+    const ALICES: (u64, u32) = (0x55, 4);
+    const BOBS: (u64, u32) = (0x56, 9);
+
+    /// The steps in which Bob's page takes the place of Alice's, after each of which an interrupt
+    /// may come.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Step {
+        Noted,
+        Asked,
+        Answered,
+        Returned,
+        Chosen,
+        Done,
+    }
+
+    const STEPS: [Step; 6] =
+        [Step::Noted, Step::Asked, Step::Answered, Step::Returned, Step::Chosen, Step::Done];
+
+    /// What has caused the interrupt.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Cause {
+        Overflow,
+        Move,
+        SomebodyElse,
+    }
+
+    /// A vCPU on which Alice's page is registered, and Bob's takes its place.
+    struct Replacing<'a> {
+        host: &'a Host,
+        restoration: &'a Restoration,
+        pages: [&'a VcpuPage; 2],
+        /// Which of them is registered.
+        registered: Cell<Option<usize>>,
+        /// The hypervisor's answer.
+        answer: Result<(), Errno>,
+        at: Step,
+        cause: Cause,
+        /// The number of interrupts that were explained.
+        explained: Cell<u32>,
+    }
+
+    impl Hypervisor for Replacing<'_> {
+        fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+            assert_eq!(op, OP_SHOW);
+            let (wanted, _) = HvRegister::read_from_prefix(argument).unwrap();
+            assert_eq!((wanted.gfn, wanted.observer), BOBS);
+            self.step(Step::Asked);
+            // A hypervisor without this hypercall does nothing.
+            if self.answer != Err(Errno::INVAL)
+                && let Some(page) = self.registered.take()
+            {
+                self.pages[page].flags.store(0, Relaxed);
+            }
+            if self.answer.is_ok() {
+                self.registered.set(Some(1));
+                self.pages[1].flags.store(EXECUTING, Relaxed);
+            }
+            self.step(Step::Answered);
+            self.answer
+        }
+    }
+
+    impl Replacing<'_> {
+        fn replace(&self) {
+            prepare_next(self.pages[1]);
+            self.step(Step::Noted);
+            let (gfn, observer) = BOBS;
+            let page = HvRegister { gfn, observer, reserved: 0 };
+            let mut argument = HvShow { page, ..HvShow::default() };
+            let bytes = &mut argument.as_mut_bytes()[..HvShow::bytes(0)];
+            assert_eq!(self.restoration.hypercall(self, OP_SHOW, bytes), self.answer);
+            self.step(Step::Returned);
+            self.step(Step::Chosen);
+            if self.answer.is_ok() {
+                self.restoration.next_is_chosen();
+            }
+            self.step(Step::Done);
+        }
+
+        fn set_flags(&self, flags: u32) {
+            self.registered.get().inspect(|page| self.pages[*page].flags.store(flags, Relaxed));
+        }
+
+        fn step(&self, step: Step) {
+            if step != self.at {
+                return;
+            }
+            match self.cause {
+                Cause::Overflow => {
+                    // It is found at the latest when the page is unregistered.
+                    let page = self.pages[self.registered.get().unwrap_or(0)];
+                    page.overflows.store(page.overflows.load(Relaxed) + 1, Relaxed);
+                }
+                Cause::Move => {
+                    self.host.machine.set(self.host.machine.get() + 1);
+                    self.set_flags(LEFT);
+                }
+                Cause::SomebodyElse => {}
+            }
+            self.explained.set(self.interrupted(matches!(step, Step::Chosen | Step::Done)));
+            // The new hypervisor goes on from that page.
+            self.set_flags(EXECUTING);
+        }
+
+        fn interrupted(&self, is_chosen: bool) -> u32 {
+            let [alices, bobs] = self.pages;
+            let page = if is_chosen && self.answer.is_ok() { bobs } else { alices };
+            let next = self.restoration.has_next().then_some(bobs);
+            self.restoration.interrupted(self.host, &self.host.answer(), page, next)
+        }
+
+        /// Returns with which frames and for which observers the host was asked to go on.
+        fn went_on(&self) -> Vec<(u64, u32)> {
+            let asked = self.host.asked.take();
+            let went_on = asked.iter().filter(|(op, _)| *op == OP_GO_ON).map(|(_, bytes)| {
+                let wanted = HvRegister::read_from_bytes(bytes).unwrap();
+                (wanted.gfn, wanted.observer)
+            });
+            went_on.collect()
+        }
+    }
+
+    #[test]
+    fn an_interrupt_while_a_page_is_replaced_looks_at_the_one_that_is_registered() {
+        for at in STEPS {
+            for answer in [Ok(()), Err(Errno::INVAL), Err(Errno::NOMEM)] {
+                for cause in [Cause::Overflow, Cause::Move, Cause::SomebodyElse] {
+                    for given_up in [None, Some(0), Some(1)] {
+                        replace_and_interrupt(at, answer, cause, given_up);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `given_up` is the page from which the vCPU could not go on at the time when it was
+    /// registered last.
+    fn replace_and_interrupt(
+        at: Step,
+        answer: Result<(), Errno>,
+        cause: Cause,
+        given_up: Option<usize>,
+    ) {
+        let case = std::format!("{cause:?} after {at:?}, answer {answer:?}, {given_up:?}");
+        let host = Host::new();
+        let (alices, bobs) = (page(EXECUTING, 3), page(0, 0));
+        let vcpu = On::with_page(&host, &alices);
+        match given_up {
+            Some(0) => {
+                alices.flags.store(LEFT, Relaxed);
+                host.refuses.set(Some((OP_GO_ON, Errno::BUSY)));
+                assert!(vcpu.interrupted(&host.answer(), &alices));
+                host.refuses.set(None);
+            }
+            Some(_) => bobs.flags.store(GIVEN_UP, Relaxed),
+            None => {}
+        }
+        let first = (given_up != Some(0)).then_some(0);
+        host.asked.take();
+        let replacing = Replacing {
+            host: &host,
+            restoration: &vcpu.restoration,
+            pages: [&alices, &bobs],
+            registered: Cell::new(first),
+            answer,
+            at,
+            cause,
+            explained: Cell::new(0),
+        };
+        replacing.replace();
+        let last = match answer {
+            Ok(()) => Some(1),
+            Err(Errno::INVAL) => first,
+            Err(_) => None,
+        };
+        assert_eq!(replacing.registered.get(), last, "{case}");
+        let is_done = !matches!(at, Step::Noted | Step::Asked);
+        let registered = if is_done { last } else { first };
+        let (went_on, explained) = (replacing.went_on(), replacing.explained.get());
+        match cause {
+            Cause::Overflow if first.or(registered).is_some() => assert_eq!(explained, 1, "{case}"),
+            Cause::Move => assert_eq!(explained, 1, "{case}"),
+            Cause::SomebodyElse if !is_done || registered == Some(0) => {
+                assert_eq!(explained, 0, "{case}")
+            }
+            // A page that is new explains an interrupt.
+            _ => {}
+        }
+        let expected = registered.filter(|_| cause == Cause::Move).map(|page| [ALICES, BOBS][page]);
+        assert_eq!(went_on, Vec::from_iter(expected), "{case}");
+        // From now on, the page that is registered is the one from which the vCPU goes on.
+        replacing.set_flags(LEFT);
+        replacing.interrupted(true);
+        let expected = Vec::from_iter(last.map(|page| [ALICES, BOBS][page]));
+        assert_eq!(replacing.went_on(), expected, "afterwards: {case}");
+    }
+
+    #[test]
+    fn a_page_that_is_lost_as_it_is_registered_is_lost_for_the_reason_of_its_own() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        let page = page(LEFT, 3);
+        register(&vcpu, 0x55, 4).unwrap();
+        host.refuses.set(Some((OP_GO_ON, Errno::BUSY)));
+        assert!(vcpu.interrupted(&host.answer(), &page));
+        let loads = |expected| {
+            host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
+            assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(expected));
+        };
+        loads(Errno::BUSY);
+        host.refuses.set(Some((OP_REGISTER, Errno::NOMEM)));
+        register(&vcpu, 0x55, 4).unwrap_err();
+        loads(Errno::BUSY);
+        // The vCPU is moved just after the hypervisor has registered its page.
+        let moving = Moving { host: &host, restoration: &vcpu.restoration, page: &page };
+        let mut wanted = HvRegister { gfn: 0x55, observer: 4, reserved: 0 };
+        vcpu.restoration.hypercall(&moving, OP_REGISTER, wanted.as_mut_bytes()).unwrap();
+        loads(Errno::PERM);
+        host.refuses.set(None);
+        register(&vcpu, 0x55, 4).unwrap();
+        loads(Errno::NXIO);
+    }
+
+    /// A hypervisor from which a vCPU is moved just after it has registered a page, to one that
+    /// forbids it to count.
+    struct Moving<'a> {
+        host: &'a Host,
+        restoration: &'a Restoration,
+        page: &'a VcpuPage,
+    }
+
+    impl Hypervisor for Moving<'_> {
+        fn hypercall(&self, _: u32, _: &mut [u8]) -> Result<(), Errno> {
+            self.page.flags.store(LEFT, Relaxed);
+            self.host.refuses.set(Some((OP_GO_ON, Errno::PERM)));
+            let answer = self.host.answer();
+            assert_eq!(self.restoration.interrupted(self.host, &answer, self.page, None), 1);
+            Ok(())
+        }
+    }
+
     #[test]
     fn one_whose_hypervisor_is_there_still_does_not() {
         let host = Host::new();
@@ -455,12 +772,12 @@ mod tests {
             overflows += more;
             page.overflows.store(overflows, Relaxed);
             page.flags.store(flags, Relaxed);
-            let found = vcpu.restoration.interrupted(&host, &host.answer(), &page);
+            let found = vcpu.restoration.interrupted(&host, &host.answer(), &page, None);
             assert_eq!(found, explained, "{more} more overflows, flags {flags:#x}");
         }
         register(&vcpu, 0x56, 5).unwrap();
         page.overflows.store(overflows + 5, Relaxed);
-        let of_another = vcpu.restoration.interrupted(&host, &host.answer(), &page);
+        let of_another = vcpu.restoration.interrupted(&host, &host.answer(), &page, None);
         assert_eq!(of_another, 1, "another page has overflows of its own");
     }
 
@@ -571,8 +888,8 @@ mod tests {
         let vcpu = On::new(&host);
         let page = page(LEFT, 3);
         page.loaded.store(0b11, Relaxed);
-        register(&vcpu, 0x55, 4).unwrap();
         for errno in [Errno::PERM, Errno::NOSYS] {
+            register(&vcpu, 0x55, 4).unwrap();
             page.flags.store(LEFT, Relaxed);
             host.refuses.set(Some((OP_GO_ON, errno)));
             let before = page.seq.stamp();
@@ -626,10 +943,10 @@ mod tests {
         let host = Host::new();
         let vcpu = On::new(&host);
         let page = page(LEFT, 3);
-        register(&vcpu, 0x55, 4).unwrap();
         let mut before = host.answer();
         before.caps.general += 1;
         for _ in 0..2 {
+            register(&vcpu, 0x55, 4).unwrap();
             page.flags.store(LEFT, Relaxed);
             host.take();
             assert!(vcpu.interrupted(&before, &page));

@@ -11,7 +11,7 @@
 //! their own, which nobody maps. This page is also registered for one subject at a time, because
 //! counters can be read directly while it is registered.
 
-use shared_abi::Errno;
+use shared_abi::{Config, Errno};
 
 use crate::hal::Kernel;
 use crate::vcpu::{ThisVcpu, Vcpu};
@@ -150,6 +150,9 @@ pub enum Leave {
     Stay,
     /// The page is unregistered.
     Hide,
+    /// The page stays registered until the next thread is switched in. That thread's own page is
+    /// registered in its place then, before any program executes.
+    HideLater,
     /// perf's own page is registered in its place, because events here count every subject.
     ShowPerfs,
 }
@@ -171,6 +174,24 @@ impl Vcpu {
             _ if pages.is_perfs => Leave::Stay,
             _ => Leave::ShowPerfs,
         }
+    }
+
+    /// Returns what has to happen before the thread of `next` is switched in here; see
+    /// [`leave_to`](Self::leave_to). If that thread has counters that count, its own page can be
+    /// registered in place of the present one by a single hypercall. Between here and there only
+    /// the kernel executes.
+    pub fn leave_at_switch(&self, next: &Subject, own: Option<u32>) -> Leave {
+        let may_wait = own.is_some() && !self.pages.shown.hides_kernel && self.can_show_at_once();
+        match self.leave_to(next, own) {
+            Leave::Hide if may_wait => Leave::HideLater,
+            leave => leave,
+        }
+    }
+
+    /// Returns whether a page can be registered in place of the present one by one hypercall.
+    /// perf's events would have to be read from the present page before.
+    pub(crate) fn can_show_at_once(&self) -> bool {
+        self.has_show && self.events.is_empty() && self.may_show().is_ok()
     }
 
     /// Notes that `next` is switched in, before which `leave` has to happen. If perf continues
@@ -288,12 +309,35 @@ impl<K: Kernel> ThisVcpu<'_, K> {
 
     fn show_frame(&mut self, frame: u64, observer: &Observer) -> Result<(), Errno> {
         self.register(frame, observer.number)?;
+        self.note_shown(observer);
+        Ok(())
+    }
+
+    /// Registers an observer's page with this frame in place of the vCPU's present one, and loads a
+    /// configuration there if there is one. [`Vcpu::can_show_at_once`] has said that this is
+    /// possible.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the hypercall. The hypervisor may have the earlier page then, or none.
+    pub(crate) fn show_at_once(
+        &mut self,
+        frame: u64,
+        observer: &Observer,
+        config: Option<&Config>,
+    ) -> Result<(), Errno> {
+        self.replace_page(frame, observer.number, config)?;
+        self.note_shown(observer);
+        Ok(())
+    }
+
+    /// Notes whose page is registered from now on.
+    fn note_shown(&mut self, observer: &Observer) {
         let Observer { container, uid, number, sees_kernel } = *observer;
         let pages = &mut self.vcpu.pages;
         pages.shown = Shown { container, uid, number, ..Shown::default() };
         pages.sees_kernel = sees_kernel;
         self.vcpu.judge_loaded();
-        Ok(())
     }
 
     /// Registers the vCPU's page, which is perf's, for this subject, after [`Self::make_room`].
@@ -326,7 +370,6 @@ mod tests {
     use super::*;
     use crate::perf::EventConfig;
     use crate::testing::{INSTRUCTIONS, Machine, counter, program};
-    use shared_abi::Config;
     use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
     use std::vec;

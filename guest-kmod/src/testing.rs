@@ -11,7 +11,7 @@ use shared_abi::arch::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
     FEATURE_ENABLED, HvBranches, HvPlace, HvQuery, HvRecord, HvRegister, OP_BRANCHES, OP_LOAD,
-    OP_PLACE, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    OP_PLACE, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_SLOTS;
@@ -138,6 +138,8 @@ pub(crate) struct Machine {
     refusal: Cell<Option<Errno>>,
     /// The host has just forbidden the domain, so that it may register pages and load nothing.
     pub(crate) refuses_loads: Cell<bool>,
+    /// How the hypervisor refuses to register one page in place of another, if it does.
+    pub(crate) refuses_show: Cell<Option<Errno>>,
     /// The host has no driver any more: it lets nobody read counters, and nobody writes to pages.
     pub(crate) refuses_reads: Cell<bool>,
     /// How many more of the kernel's reads of counters a switch of vCPUs disturbs.
@@ -190,6 +192,7 @@ impl Machine {
             }),
             refusal: Cell::new(None),
             refuses_loads: Cell::new(false),
+            refuses_show: Cell::new(None),
             refuses_reads: Cell::new(false),
             disturbances: Cell::new(0),
             instructions_per_sample: Cell::new(0),
@@ -398,6 +401,14 @@ impl<'a> LocalVcpu for Local<'a> {
         self.chosen.push(self.registered());
     }
 
+    fn note_next_page(&mut self, _: Observer) -> u64 {
+        self.machine.frame.get()
+    }
+
+    fn choose_next_page(&mut self) {
+        self.chosen.push(self.registered());
+    }
+
     fn choose_perfs_page(&mut self) {
         self.chosen.push(self.registered());
     }
@@ -497,6 +508,17 @@ impl Hypervisor for FakeKernel<'_> {
                 self.machine.registered.borrow_mut().push(wanted.gfn);
                 self.machine.program(self.vcpu, Config::default());
                 page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+            }
+            OP_SHOW if self.machine.refuses_show.get().is_some() => {
+                return self.machine.refuses_show.get().map_or(Ok(()), Err);
+            }
+            OP_SHOW => {
+                let (wanted, load) = HvRegister::read_from_prefix(argument).unwrap();
+                self.machine.registered.borrow_mut().push(wanted.gfn);
+                let counters = <[CounterConfig]>::ref_from_bytes(&load[8..]).unwrap();
+                let config = Config::new(&Machine::caps(), counters).unwrap();
+                page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+                self.machine.program(self.vcpu, config);
             }
             OP_UNREGISTER => {
                 page.flags.store(0, Relaxed);

@@ -49,7 +49,7 @@
 /*
  * Bytes of the largest argument of a hypercall.
  */
-#define PERFCTR_ARGUMENT_BYTES 776
+#define PERFCTR_ARGUMENT_BYTES 792
 
 /*
  * The result of perfctr_core_nmi if the PMU has not raised the NMI.

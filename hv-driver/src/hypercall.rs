@@ -7,9 +7,9 @@
 use shared_abi::hypercall::{
     FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, FEATURE_PRECISE, HvAccounting, HvAccounts,
     HvBranches, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister,
-    HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES,
+    HvSamples, HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES,
     OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -24,7 +24,7 @@ use crate::policy::{Limits, is_valid};
 use crate::vcpu::Vcpu;
 
 /// The size of the largest argument, unit: bytes.
-pub const ARGUMENT_BYTES_MAX: usize = size_of::<HvLoad>();
+pub const ARGUMENT_BYTES_MAX: usize = size_of::<HvShow>();
 
 /// The permission that a caller needs for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,7 @@ enum Operation {
     AccountsStop,
     Record,
     Branches,
+    Show,
 }
 
 impl Operation {
@@ -79,6 +80,7 @@ impl Operation {
             OP_ACCOUNTS_STOP => Self::AccountsStop,
             OP_RECORD => Self::Record,
             OP_BRANCHES => Self::Branches,
+            OP_SHOW => Self::Show,
             _ => return Err(Errno::INVAL),
         })
     }
@@ -93,7 +95,8 @@ impl Operation {
             | Self::Stop
             | Self::Place
             | Self::Record
-            | Self::Branches => Permission::Count,
+            | Self::Branches
+            | Self::Show => Permission::Count,
             Self::AccountsStart | Self::AccountsRead | Self::AccountsStop => {
                 Permission::ControlHost
             }
@@ -219,7 +222,8 @@ pub fn authorize(caller: &mut impl Caller, op: u32, length: usize) -> Result<(),
 ///
 /// # Errors
 ///
-/// The error number to return. `bytes` are unchanged then, and nothing has happened.
+/// The error number to return. `bytes` are unchanged then, and nothing has happened, except that
+/// [`OP_SHOW`] may have left the caller without a page.
 pub fn serve(
     driver: &Driver,
     caller: &mut impl Caller,
@@ -242,11 +246,11 @@ pub fn serve(
         Request::Register { gfn, observer, goes_on } => {
             register(driver, caller, gfn, observer, goes_on)?;
         }
-        Request::Unregister => {
-            caller.on_vcpu(|_, _, _, _| ()).ok_or(Errno::NXIO)?;
-            caller.unregister();
+        Request::Unregister => unregister(caller)?,
+        Request::Load(counters) => load(caller, &configuration(driver, counters)?)?,
+        Request::Show { gfn, observer, counters } => {
+            show(driver, caller, gfn, observer, counters)?;
         }
-        Request::Load(counters) => load(driver, caller, counters)?,
         Request::Stop => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.stop(cpu, page)).ok_or(Errno::NXIO)?;
         }
@@ -304,14 +308,43 @@ fn register(
     caller.register(gfn, &guest, goes_on)
 }
 
-fn load(
+/// Registers a page in place of the present one, and loads a configuration there. After an error
+/// the caller has no page, so that it never counts in one that it has not asked for.
+fn show(
     driver: &Driver,
     caller: &mut impl Caller,
+    gfn: u64,
+    observer: u32,
     counters: &[CounterConfig],
 ) -> Result<(), Errno> {
-    // The configuration is large. It is made here, because it is copied less often than if it were
-    // a part of the request.
-    let config = &Config::new(&driver.caps, counters).map_err(|error| error.errno())?;
+    let config = &configuration(driver, counters)?;
+    // Without a page there is nothing to unregister.
+    let _ = unregister(caller);
+    register(driver, caller, gfn, observer, false)?;
+    if config.slots() == 0 {
+        return Ok(());
+    }
+    let loaded = load(caller, config);
+    if loaded.is_err() {
+        unregister(caller)?;
+    }
+    loaded
+}
+
+fn unregister(caller: &mut impl Caller) -> Result<(), Errno> {
+    caller.on_vcpu(|_, _, _, _| ()).ok_or(Errno::NXIO)?;
+    caller.unregister();
+    Ok(())
+}
+
+/// Makes the configuration that consists of these counters. It is large, and made only where it is
+/// used, because it is copied less often than if it were a part of the request.
+#[inline(always)]
+fn configuration(driver: &Driver, counters: &[CounterConfig]) -> Result<Config, Errno> {
+    Config::new(&driver.caps, counters).map_err(|error| error.errno())
+}
+
+fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
     caller.take_counters()?;
     let loaded = caller.on_vcpu(|cpu, vcpu, page, limits| {
         let limits = limits.ok_or(Errno::PERM)?;
@@ -371,6 +404,15 @@ pub enum Request<'a> {
     Unregister,
     /// Program the configuration that consists of these counters.
     Load(&'a [CounterConfig]),
+    /// Register a page in place of the present one, and program a configuration.
+    Show {
+        /// The guest frame number.
+        gfn: u64,
+        /// The observer that may read the page.
+        observer: u32,
+        /// The configuration consists of these counters. It may be empty.
+        counters: &'a [CounterConfig],
+    },
     /// Stop counting.
     Stop,
     /// Return the place where this counter has overflowed.
@@ -409,17 +451,19 @@ pub fn decode<'a>(driver: &Driver, op: u32, bytes: &'a [u8]) -> Result<Request<'
     match operation {
         Operation::Query => query(bytes),
         Operation::Register | Operation::GoOn => {
-            let argument = HvRegister::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
-            if argument.reserved != 0 {
-                return Err(Errno::INVAL);
-            }
-            let HvRegister { gfn, observer, .. } = argument;
+            let argument = HvRegister::ref_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            let (gfn, observer) = decode_register(argument)?;
             Ok(Request::Register { gfn, observer, goes_on: operation == Operation::GoOn })
         }
         Operation::Unregister if bytes.is_empty() => Ok(Request::Unregister),
         Operation::Stop if bytes.is_empty() => Ok(Request::Stop),
         Operation::Unregister | Operation::Stop => Err(Errno::INVAL),
-        Operation::Load => decode_load(bytes),
+        Operation::Load => decode_load(bytes).map(Request::Load),
+        Operation::Show => {
+            let (argument, load) = HvRegister::ref_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
+            let (gfn, observer) = decode_register(argument)?;
+            decode_load(load).map(|counters| Request::Show { gfn, observer, counters })
+        }
         Operation::Place => {
             let argument = HvPlace::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             PhysSlot::from_guest(argument.slot).map(Request::Place).ok_or(Errno::INVAL)
@@ -517,11 +561,19 @@ pub fn answer(driver: &Driver, limits: Option<Limits>, machine: u64) -> HvQuery 
     }
 }
 
-fn decode_load(bytes: &[u8]) -> Result<Request<'_>, Errno> {
+/// Returns the frame and the observer.
+const fn decode_register(argument: &HvRegister) -> Result<(u64, u32), Errno> {
+    if argument.reserved != 0 {
+        return Err(Errno::INVAL);
+    }
+    Ok((argument.gfn, argument.observer))
+}
+
+fn decode_load(bytes: &[u8]) -> Result<&[CounterConfig], Errno> {
     let (&header, rest) = <[u32; 2]>::ref_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
     let [counters, reserved] = header;
     if reserved != 0 || bytes.len() != HvLoad::bytes(counters as usize) {
         return Err(Errno::INVAL);
     }
-    <[CounterConfig]>::ref_from_bytes(rest).map(Request::Load).map_err(|_| Errno::INVAL)
+    <[CounterConfig]>::ref_from_bytes(rest).map_err(|_| Errno::INVAL)
 }

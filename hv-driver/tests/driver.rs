@@ -21,7 +21,7 @@ use shared_abi::hypercall::{
     HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
     HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN,
     OP_DOMAINS, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY,
-    OP_RECORD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1611,6 +1611,7 @@ mod requests {
         fn unregister(&mut self) {
             self.machine.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
             self.registered = false;
+            self.done.push("unregister".into());
         }
         fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno> {
             let HvDomain { domid, enabled, counters_max, overflows_per_ms } = wanted;
@@ -1725,6 +1726,55 @@ mod requests {
         assert_eq!(refused(OP_LOAD, &load_bytes(&[counter(9, USER)])), Errno::INVAL);
         let no_mode = CounterConfig { mode: 3, ..counter(0, USER) };
         assert_eq!(refused(OP_LOAD, &load_bytes(&[no_mode])), Errno::OPNOTSUPP);
+    }
+
+    fn show_bytes(counters: &[CounterConfig]) -> Vec<u8> {
+        let register = HvRegister { gfn: 0x1234, observer: 7, reserved: 0 };
+        [register.as_bytes(), &load_bytes(counters)].concat()
+    }
+
+    #[test]
+    fn another_page_is_shown_with_its_configuration_by_one_call() {
+        for registered in [true, false] {
+            let mut domain = Domain { registered, ..Domain::new() };
+            let counters = [counter(2, USER)];
+            assert_eq!(domain.call(OP_SHOW, &mut show_bytes(&counters)), Ok(false));
+            let all = ["unregister", "register 0x1234 for 7"];
+            assert_eq!(domain.done, all[usize::from(!registered)..]);
+            assert_eq!(domain.machine.page.loaded.load(Relaxed), 1 << 2);
+            // perf's counters are not asked for where nothing is to be counted.
+            domain.counters = Err(Errno::BUSY);
+            assert_eq!(domain.call(OP_SHOW, &mut show_bytes(&[])), Ok(false));
+            assert_eq!(domain.machine.page.loaded.load(Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_shown_leaves_none_registered() {
+        let bytes = show_bytes(&[counter(3, USER)]);
+        let [old, new] = ["unregister", "register 0x1234 for 7"];
+        let forbidden = Domain { allowed: false, ..Domain::new() };
+        let busy = Domain { counters: Err(Errno::BUSY), ..Domain::new() };
+        let limits = Limits { slots: driver().caps.first(3), ..Limits::NONE };
+        let limited = Domain { limits, ..Domain::new() };
+        for (mut domain, errno, done) in [
+            (forbidden, Errno::PERM, &[old][..]),
+            (busy, Errno::BUSY, &[old, new, old]),
+            (limited, Errno::STALE, &[old, new, old]),
+        ] {
+            assert_eq!(domain.call(OP_SHOW, &mut bytes.clone()), Err(errno));
+            assert!(!domain.registered);
+            assert_eq!(domain.done, done);
+        }
+        // A request that is not understood does nothing.
+        for length in 0..bytes.len() {
+            assert_eq!(refused(OP_SHOW, &bytes[..length]), Errno::INVAL);
+        }
+        let mut reserved = bytes.clone();
+        reserved[12] = 1;
+        assert_eq!(refused(OP_SHOW, &reserved), Errno::INVAL);
+        let any_thread = counter(0, USER | 1 << 21);
+        assert_eq!(refused(OP_SHOW, &show_bytes(&[any_thread])), Errno::PERM);
     }
 
     #[test]
@@ -2134,7 +2184,8 @@ mod requests {
         let mut domain = Domain::new();
         assert_eq!(domain.call(OP_UNREGISTER, &mut []), Ok(false));
         assert!(!domain.registered, "it is not pinned any more");
-        assert_eq!(refused_by(&mut domain, OP_UNREGISTER, &[]), Errno::NXIO);
+        assert_eq!(domain.call(OP_UNREGISTER, &mut []), Err(Errno::NXIO));
+        assert_eq!(domain.done, ["unregister"]);
     }
 
     #[test]

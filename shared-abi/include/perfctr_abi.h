@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x9
-#define PERFCTR_ABI_WORD 0x90002
+#define PERFCTR_ABI_MINOR 0xa
+#define PERFCTR_ABI_WORD 0xa0002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -92,6 +92,7 @@ typedef int32_t __s32;
 #define PERFCTR_OP_RECORD 0xf
 #define PERFCTR_OP_BRANCHES 0x10
 #define PERFCTR_OP_DOMAINS 0x11
+#define PERFCTR_OP_SHOW 0x12
 #define PERFCTR_DOMAINS_MAX 0x2f
 #define PERFCTR_ACCOUNTS_LEASE_MS 0x2710
 #define PERFCTR_ACCOUNTS_MAX 0x17
@@ -321,6 +322,14 @@ PERFCTR_ASSERT(sizeof(struct perfctr_hv_load) == 776);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counters) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, reserved) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counter) == 8);
+
+struct perfctr_hv_show {
+	struct perfctr_hv_register page;
+	struct perfctr_hv_load load;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_show) == 792);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_show, page) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_show, load) == 16);
 
 struct perfctr_hv_domain {
 	__u32 domid;

@@ -2,8 +2,10 @@
 //! The hypercall `perfctr_op(op, argument, length)`.
 //!
 //! `argument` points to `length` bytes in the caller's memory. The length must be the structure's;
-//! for [`OP_LOAD`] it must be [`HvLoad::bytes`] of the counters that are passed. The result is 0
-//! or a negative [`Errno`](crate::Errno); after an error nothing has changed.
+//! for [`OP_LOAD`] it must be [`HvLoad::bytes`] of the counters that are passed, and for
+//! [`OP_SHOW`] [`HvShow::bytes`]. The result is 0 or a negative [`Errno`](crate::Errno). After an
+//! error nothing has changed, except that [`OP_SHOW`] may have forgotten the page that was
+//! registered.
 //!
 //! | op | argument | who | errors besides `EFAULT` and `EINVAL` (length, reserved fields) |
 //! |---|---|---|---|
@@ -25,6 +27,7 @@
 //! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV` nothing counts on this physical CPU |
 //! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV`, `EBUSY` and `ESTALE` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_SHOW`] | [`HvShow`] | any vCPU, for itself | as for [`OP_REGISTER`], but not `EEXIST`, and as for [`OP_LOAD`] |
 //!
 //! If the driver is off, every operation returns `ENODEV`. A hypervisor without the driver returns
 //! `ENOSYS`.
@@ -111,6 +114,14 @@ pub const OP_BRANCHES: u32 = 16;
 
 /// The control domain asks for a list of the domains, and which of them may count.
 pub const OP_DOMAINS: u32 = 17;
+
+/// The hypervisor publishes the calling vCPU's counters in another page of the guest from now on,
+/// and programs a configuration there.
+///
+/// This is [`OP_UNREGISTER`] if the vCPU has a page, then [`OP_REGISTER`], and then [`OP_LOAD`] if
+/// any counters are passed. After an error the vCPU has the page that it had before, or none: the
+/// guest has to call [`OP_UNREGISTER`] before it uses the page for something else.
+pub const OP_SHOW: u32 = 18;
 
 /// The operations on the whole host. Any domain but the control domain gets `EPERM` for them.
 pub const HOST_OPS: [u32; 9] = [
@@ -223,6 +234,28 @@ impl HvLoad {
     /// Returns the size in bytes of an argument with this many counters.
     pub const fn bytes(counters: usize) -> usize {
         core::mem::offset_of!(HvLoad, counter) + counters * size_of::<CounterConfig>()
+    }
+}
+
+/// Argument of [`OP_SHOW`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvShow {
+    /// The page.
+    pub page: HvRegister,
+    /// The configuration, of which only the counters that it has are passed.
+    pub load: HvLoad,
+}
+
+layout!(HvShow, "perfctr_hv_show", 792, {
+    0 page: "struct perfctr_hv_register",
+    16 load: "struct perfctr_hv_load",
+});
+
+impl HvShow {
+    /// Returns the size in bytes of an argument with this many counters.
+    pub const fn bytes(counters: usize) -> usize {
+        core::mem::offset_of!(HvShow, load) + HvLoad::bytes(counters)
     }
 }
 

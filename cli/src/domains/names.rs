@@ -13,12 +13,24 @@ use std::process::Command;
 /// The names that Xen's toolstack has given domains, by their numbers.
 pub type Names = HashMap<u32, String>;
 
+/// What `xl` appends to the name of a domain that migrates to this host.
+const INCOMING: &str = "--incoming";
+
 /// The name of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     pub text: String,
     /// Whether only root can have given it.
     pub verified: bool,
+}
+
+impl Name {
+    /// Gives a domain of Xen that migrates to this host the name that it will have: until it goes
+    /// on, `xl` calls it otherwise.
+    pub fn arrive(&mut self) {
+        let name = self.text.strip_suffix(INCOMING).map_or(self.text.len(), str::len);
+        self.text.truncate(name);
+    }
 }
 
 /// Returns the names that Xen's toolstack knows, if there is a toolstack.

@@ -2,6 +2,7 @@
 //! Decides which machines may count, by the file of `perfctr domains apply`.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use perfctr::host::Limits;
@@ -49,6 +50,35 @@ impl Policy {
     }
 }
 
+/// For how long after a machine was first seen its name is asked for at each look. A toolstack
+/// makes a machine first and names it then.
+const NAMED_AFTER: Duration = Duration::from_secs(2);
+
+/// Decides when to ask for machines' names, and to read the file. That takes a program of the
+/// toolstack or several files for each machine, and to look which machines there are takes a call.
+#[derive(Default)]
+pub struct Sight {
+    seen: Vec<u32>,
+    named: Duration,
+    next: Duration,
+}
+
+impl Sight {
+    /// Notes that there are the machines `seen`. Returns whether to ask: `every` so often, and for
+    /// a while after other machines were there than at the last look. `now` is the time since the
+    /// first look.
+    pub fn is_due(&mut self, now: Duration, every: Duration, seen: Vec<u32>) -> bool {
+        if self.seen != seen {
+            (self.seen, self.named) = (seen, now + NAMED_AFTER);
+        }
+        if now < self.next && now > self.named {
+            return false;
+        }
+        self.next = now + every;
+        true
+    }
+}
+
 /// Splits a line into a machine's name, which may contain blanks, and its limits.
 fn parse(line: &str) -> Result<(&str, Limits)> {
     let (mut name, mut limits) = (line, Limits::default());
@@ -84,6 +114,36 @@ mod tests {
             id
         };
         new.unwrap().into_iter().map(id).collect()
+    }
+
+    #[test]
+    fn names_are_asked_for_often_only_while_machines_come() {
+        let mut sight = Sight::default();
+        let every = Duration::from_secs(60);
+        let mut due = |tenths: u64, seen: &[u32]| {
+            sight.is_due(Duration::from_millis(100 * tenths), every, seen.to_vec())
+        };
+        assert!(due(0, &[7]), "the first look");
+        assert!(due(1, &[7]) && due(20, &[7]), "it may get its name late");
+        assert!(!due(21, &[7]) && !due(300, &[7]));
+        assert!(due(301, &[7, 8]) && due(302, &[7, 8]) && due(321, &[7, 8]));
+        assert!(!due(322, &[7, 8]) && !due(920, &[7, 8]));
+        assert!(due(922, &[7, 8]), "the file may have changed");
+        assert!(!due(923, &[7, 8]));
+        assert!(due(924, &[7, 9]), "as many as before, but another one");
+    }
+
+    #[test]
+    fn a_domain_that_arrives_counts_by_the_name_that_it_will_have() {
+        let mut policy = Policy::default();
+        let mut newcomers = |text: &str| {
+            let mut names = called(&[(7, text)]);
+            names.values_mut().for_each(Name::arrive);
+            without_limits(policy.newcomers("web\nweb--outgoing\n", &names))
+        };
+        assert_eq!(newcomers("web--incoming"), [7]);
+        assert!(newcomers("web").is_empty(), "it is there, and is the same");
+        assert!(newcomers("mail--incoming").is_empty());
     }
 
     #[test]

@@ -112,6 +112,9 @@ pub struct VcpuObject {
     is_refused: AtomicBool,
     /// The page that is registered, or will be in a moment. Without such a page, this is perf's.
     page: Cell<*const VcpuPage>,
+    /// The page that a hypercall registers in the place of that one. It has no meaning unless
+    /// `kernel.restoration` says that there is one.
+    next_page: Cell<*const VcpuPage>,
     /// The page of perf's events.
     perfs: *const VcpuPage,
     /// The number with which perf's page was registered last. Changed on this vCPU only.

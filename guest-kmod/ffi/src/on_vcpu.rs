@@ -157,7 +157,7 @@ impl Switch for Here<'_> {
         let thread = self.thread.object();
         if thread.needs_page.get() {
             // If the hypervisor refuses, threads that count here get the error.
-            let _ = self.vcpu.show_page_of(thread.user);
+            let _ = self.vcpu.show_page_for(thread.user, self.thread.pmu().0.needs());
         }
     }
 

@@ -21,7 +21,11 @@ pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> u32 {
     // SAFETY: before a user's page is freed, this field is set to perf's page again, which is freed
     // only together with the object.
     let page = unsafe { &*vcpu.page.get() };
-    answer().map_or(0, |before| vcpu.kernel.restoration.interrupted(&Host, before, page))
+    let restoration = &vcpu.kernel.restoration;
+    // SAFETY: this interrupts the hypercall that registers the page, or what is done just after it.
+    // The page is not freed before that has ended.
+    let next = restoration.has_next().then(|| unsafe { &*vcpu.next_page.get() });
+    answer().map_or(0, |before| restoration.interrupted(&Host, before, page, next))
 }
 
 /// Returns whether C has to call [`perfctr_core_restore_look`]; see [`Restoration::wants_look`].

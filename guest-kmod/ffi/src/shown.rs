@@ -3,6 +3,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use guest_kmod::hal::Kernel;
+use guest_kmod::restore::prepare_next;
 use guest_kmod::shown::{Observer, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu, Vcpu};
 
@@ -56,6 +58,22 @@ impl LocalVcpu for OnVcpu<'_> {
         let object = self.object();
         // SAFETY: each object is of a possible vCPU, and has that vCPU's number.
         object.page.set(unsafe { user.page(object.number) });
+    }
+
+    fn note_next_page(&mut self, user: &'static User) -> u64 {
+        let object = self.object();
+        // SAFETY: each object is of a possible vCPU, and has that vCPU's number. The user's pages
+        // are not freed while one of its threads is being switched in.
+        let page = unsafe { &*user.page(object.number) };
+        object.next_page.set(page);
+        prepare_next(page);
+        object.kernel.frame_of(page)
+    }
+
+    fn choose_next_page(&mut self) {
+        let object = self.object();
+        object.page.set(object.next_page.get());
+        object.kernel.restoration.next_is_chosen();
     }
 
     fn choose_perfs_page(&mut self) {

@@ -17,7 +17,8 @@ use guest_kmod::ring::{Frame, RingPlace};
 use guest_kmod::shown::Subject;
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_GO_ON, OP_QUERY, OP_REGISTER, OP_SHOW,
+    OP_UNREGISTER,
 };
 use shared_abi::limits::PAGE_BYTES;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -80,6 +81,8 @@ pub(crate) struct Fake {
     /// The only capability of the calling thread.
     capability: Cell<Option<c_int>>,
     is_locked_down: Cell<bool>,
+    /// What interrupts the next `OP_SHOW` before the hypervisor has done it, and after that.
+    interrupts: RefCell<Option<Box<dyn Fn(bool)>>>,
     /// What another caller does meanwhile, before a vCPU is called next.
     meanwhile: RefCell<Option<Box<dyn FnOnce()>>>,
 }
@@ -225,12 +228,23 @@ impl Guest {
         Fake::with(|fake| *fake.meanwhile.borrow_mut() = Some(Box::new(run)));
     }
 
+    /// Interrupts the next `OP_SHOW` before the hypervisor has done it, and after that. The
+    /// argument says which.
+    pub(crate) fn interrupt_show(&self, run: impl Fn(bool) + 'static) {
+        Fake::with(|fake| *fake.interrupts.borrow_mut() = Some(Box::new(run)));
+    }
+
     /// Returns the page that is registered with a vCPU, and for which observer.
     pub(crate) fn registered(&self, vcpu: usize) -> Option<(*const VcpuPage, u32)> {
         Self::registered_at(vcpu)
     }
 
-    fn registered_at(vcpu: usize) -> Option<(*const VcpuPage, u32)> {
+    /// Moves the guest to another host, which has no page of a vCPU.
+    pub(crate) fn move_vcpu(vcpu: usize) {
+        Fake::with(|fake| fake.change(vcpu, |vcpu| vcpu.registered = None));
+    }
+
+    pub(crate) fn registered_at(vcpu: usize) -> Option<(*const VcpuPage, u32)> {
         let registered = Fake::with(|fake| fake.vcpus[vcpu].get().registered);
         registered.map(|(frame, observer)| {
             (core::ptr::without_provenance(frame as usize * PAGE_BYTES), observer)
@@ -417,8 +431,16 @@ impl Fake {
         match op {
             OP_QUERY => argument.copy_from_slice(answer().as_bytes()),
             OP_REGISTER if registered.is_some() => return Err(Errno::EXIST),
-            OP_REGISTER => {
-                let wanted = HvRegister::read_from_bytes(argument).map_err(|_| Errno::INVAL)?;
+            OP_SHOW if self.interrupts.borrow().is_some() => {
+                let interrupt = self.interrupts.take().expect("it is there");
+                interrupt(false);
+                let shown = self.hypercall(op, argument);
+                interrupt(true);
+                return shown;
+            }
+            OP_REGISTER | OP_SHOW | OP_GO_ON => {
+                let (wanted, _) =
+                    HvRegister::read_from_prefix(argument).map_err(|_| Errno::INVAL)?;
                 let registered = Some((wanted.gfn, wanted.observer));
                 self.change(here, |vcpu| vcpu.registered = registered);
             }

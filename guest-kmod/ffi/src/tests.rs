@@ -13,7 +13,7 @@ use guest_kmod::policy::Rights;
 use guest_kmod::shown::Subject;
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
-use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER};
+use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER};
 use shared_abi::ioctl::{
     Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, Sums,
 };
@@ -28,7 +28,7 @@ use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
 use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
-use crate::restore::perfctr_core_restore_look;
+use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
 use crate::users::perfctr_core_user_find;
 use crate::watch::{
@@ -240,6 +240,60 @@ fn a_page_is_freed_when_the_hypervisor_has_let_it_go() {
     assert!(!guest.is_in_use(page));
     assert_eq!(guest.registered(1), None);
     assert_eq!(guest.vcpu(1).page.get(), guest.vcpu(1).perfs);
+}
+
+#[test]
+fn a_page_that_cannot_be_replaced_stays_chosen_until_it_is_unregistered() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    let user = bob.0.user;
+    let show_bobs = || guest.on(0, |mut vcpu| vcpu.show_page_for(user, None));
+    show(&guest, 0, &alice);
+    for op in [OP_SHOW, OP_UNREGISTER] {
+        guest.refuse(op, Some(Errno::NODEV));
+    }
+    assert_eq!(show_bobs(), Err(Errno::NODEV));
+    assert_eq!(guest.vcpu(0).page.get(), page(&alice, 0).0, "the hypervisor writes there");
+    guest.refuse(OP_UNREGISTER, None);
+    for _ in 0..2 {
+        assert_eq!(show_bobs(), Ok(()));
+        assert_eq!(guest.registered(0), Some(page(&bob, 0)));
+        assert_eq!(guest.vcpu(0).page.get(), page(&bob, 0).0);
+        show(&guest, 0, &alice);
+        guest.refuse(OP_SHOW, None);
+    }
+    alice.end();
+    bob.end();
+}
+
+#[test]
+fn an_interrupt_while_a_page_takes_the_place_of_another_finds_the_one_that_is_registered() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    for is_shown in [false, true] {
+        show(&guest, 0, &alice);
+        let (object, left) = (guest.vcpu(0), page(if is_shown { &bob } else { &alice }, 0));
+        let went_on = Rc::new(Cell::new(None));
+        let noted = Rc::clone(&went_on);
+        guest.interrupt_show(move |now| {
+            if now == is_shown {
+                Guest::move_vcpu(0);
+                // SAFETY: the user's pages are there, and nobody else uses them.
+                let page = unsafe { &*left.0 };
+                page.flags.store(VCPU_REGISTERED, Relaxed);
+                let explained = perfctr_core_restore_interrupted(object);
+                page.flags.store(0, Relaxed);
+                noted.set(Guest::registered_at(0).filter(|_| explained == 1));
+            }
+        });
+        assert_eq!(guest.on(0, |mut vcpu| vcpu.show_page_for(bob.0.user, None)), Ok(()));
+        assert_eq!(went_on.get(), Some(left), "after the hypervisor has shown it: {is_shown}");
+        assert_eq!(guest.registered(0), Some(page(&bob, 0)));
+        assert_eq!(guest.vcpu(0).page.get(), page(&bob, 0).0);
+    }
+    guest.hypercalls();
+    alice.end();
+    bob.end();
 }
 
 #[test]

@@ -37,6 +37,7 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
         bound: Cell::new(Err(Errno::NXIO)),
         is_refused: AtomicBool::new(false),
         page: Cell::new(perfs),
+        next_page: Cell::new(perfs),
         perfs,
         perfs_number: AtomicU32::new(0),
         cpu_wide: CpuWide::default(),

@@ -2,8 +2,8 @@
 //! Makes the hypercalls, with an argument type for each operation.
 
 use shared_abi::hypercall::{
-    HvBranches, HvLoad, HvPlace, HvQuery, HvRecord, HvRegister, OP_BRANCHES, OP_LOAD, OP_PLACE,
-    OP_QUERY, OP_RECORD, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    HvBranches, HvLoad, HvPlace, HvQuery, HvRecord, HvRegister, HvShow, OP_BRANCHES, OP_LOAD,
+    OP_PLACE, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::{Config, Errno, PhysSlot};
 use zerocopy::IntoBytes;
@@ -30,6 +30,24 @@ pub(crate) fn load(kernel: &impl Hypervisor, config: &Config) -> Result<(), Errn
     let used = HvLoad::bytes(argument.counters as usize);
     let bytes = argument.as_mut_bytes().get_mut(..used).ok_or(Errno::INVAL)?;
     kernel.hypercall(OP_LOAD, bytes)
+}
+
+/// Registers a page in place of the present one, and loads a configuration there if there is one.
+#[inline(never)]
+pub(crate) fn show(
+    kernel: &impl Hypervisor,
+    gfn: u64,
+    observer: u32,
+    config: Option<&Config>,
+) -> Result<(), Errno> {
+    let page = HvRegister { gfn, observer, reserved: 0 };
+    let mut argument = HvShow { page, ..HvShow::default() };
+    if let Some(config) = config {
+        argument.load.counters = config.encode(&mut argument.load.counter);
+    }
+    let used = HvShow::bytes(argument.load.counters as usize);
+    let bytes = argument.as_mut_bytes().get_mut(..used).ok_or(Errno::INVAL)?;
+    kernel.hypercall(OP_SHOW, bytes)
 }
 
 pub(crate) fn stop(kernel: &impl Hypervisor) -> Result<(), Errno> {

@@ -42,6 +42,8 @@ pub struct Vcpu {
     pub(crate) events: Events,
     /// The branches that the hypervisor was last asked to record.
     pub(crate) recorded: u32,
+    /// Whether the hypervisor can register a page in place of another one, as far as is known.
+    pub(crate) has_show: bool,
 }
 
 impl Vcpu {
@@ -131,6 +133,7 @@ impl Default for Vcpu {
             pages: Pages::default(),
             events: Events::default(),
             recorded: 0,
+            has_show: true,
         }
     }
 }
@@ -217,6 +220,34 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         registered
     }
 
+    /// Makes the hypervisor publish this vCPU's counters in the page with frame `gfn`, in place of
+    /// the registered one, and loads a configuration there if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the hypercall. What is known to be registered is as before, and has to be
+    /// unregistered.
+    pub(crate) fn replace_page(
+        &mut self,
+        gfn: u64,
+        observer: u32,
+        config: Option<&Config>,
+    ) -> Result<(), Errno> {
+        self.stats.hypercalls.add(1);
+        let shown = hypercall::show(self.kernel, gfn, observer, config);
+        // This is the answer of a hypervisor without this hypercall.
+        self.vcpu.has_show = shown != Err(Errno::INVAL);
+        shown?;
+        self.stats.registers.add(1);
+        self.stats.unregisters.add(self.vcpu.registered.into());
+        self.vcpu.set_page(Ok(()));
+        if let Some(config) = config {
+            self.stats.loads.add(1);
+            self.vcpu.set_loaded(*config);
+        }
+        Ok(())
+    }
+
     /// Lets no thread count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
         self.vcpu.refusal = Some(errno);
@@ -261,6 +292,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     /// Forgets the page after the machine was restored: it is not registered any more, whatever the
     /// host answers.
     pub fn forget_page(&mut self) {
+        self.vcpu.has_show = true;
         if self.go_offline().is_err() {
             self.vcpu.set_page(Err(Errno::NXIO));
         }

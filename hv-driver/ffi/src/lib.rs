@@ -47,7 +47,7 @@ pub const RESERVATION_BYTES: usize = 16;
 /// Bytes of a physical CPU's memory for precise records, all zeroes at first.
 pub const RECORD_AREA_BYTES: usize = 4096;
 /// Bytes of the largest argument of a hypercall.
-pub const ARGUMENT_BYTES: usize = 776;
+pub const ARGUMENT_BYTES: usize = 792;
 
 // The header's generator needs literal numbers. If one is wrong, the compiler's error has the
 // right one.

@@ -49,7 +49,7 @@ pub fn hypercall(data: &[u8]) {
     let driver = driver();
     match decode(&driver, u32::from(*op), argument) {
         Err(errno) => assert!(errno.to_return() < 0, "an error is negative"),
-        Ok(Request::Load(counters)) => {
+        Ok(Request::Load(counters) | Request::Show { counters, .. }) => {
             if let Ok(config) = Config::new(&driver.caps, counters) {
                 check_config(&driver, &config);
             }
@@ -92,7 +92,7 @@ impl Hypervisor for Agreeable {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.hypercalls.set(self.hypercalls.get() + 1);
         match decode(&self.driver, op, argument)? {
-            Request::Load(counters) => {
+            Request::Load(counters) | Request::Show { counters, .. } => {
                 Config::new(&self.driver.caps, counters).map(|_| ()).map_err(|error| error.errno())
             }
             _ => Ok(()),

@@ -168,6 +168,8 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         id,
         pages: Default::default(),
         shows: Cell::new(0),
+        shows_next: Cell::new(0),
+        left_page: Cell::new(None),
         perfs_for: Cell::new(0),
         pins: Default::default(),
         registered: RefCell::default(),

@@ -115,7 +115,7 @@ impl<'a> Switch for Switching<'a> {
 
     fn show_page(&mut self) {
         self.module = None;
-        self.machine.show_if_counting(self.index, self.thread);
+        self.machine.show_if_counting(self.index, self.thread, self.pmu.needs());
     }
 
     fn notice(signal: Option<Signal>) -> Option<Signal> {

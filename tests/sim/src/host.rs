@@ -8,8 +8,8 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Guest, Limits, PolicyChange, Registration, ThisCpu, Vcpu as DriverVcpu};
 use shared_abi::hypercall::{
-    HOST_OPS, HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvStats,
-    OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    HOST_OPS, HvAccounting, HvAccounts, HvDomain, HvDomains, HvProfile, HvSamples, HvShow, HvStats,
+    OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -118,6 +118,8 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
     match op {
         // Unregister, stop.
         2 | 4 => Some(rings),
+        // Show: a registration of 16 bytes, then a load.
+        18 => sampled(3, bytes.get(16..).unwrap_or_default()),
         // Load: a header of 8 bytes, then 32 for each counter: slot, mode and event select.
         3 => {
             let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("8 bytes"));
@@ -136,6 +138,12 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
 }
 
 impl Machine {
+    /// Returns the page that is registered with a vCPU. Its kernel chooses a page that takes the
+    /// place of another one only after that.
+    pub fn registered_page(&self, index: usize) -> Option<&VcpuPage> {
+        self.vcpus[index].registered.borrow().as_ref().map(|(_, page)| self.page(*page))
+    }
+
     /// Returns how often the driver says that it has put a vCPU's overflow off.
     fn throttled(&self, vcpu: usize) -> u64 {
         without_steps(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
@@ -447,6 +455,10 @@ impl Machine {
         }
         let index = self.vcpu_here();
         self.step(Step::Hypercall(op));
+        if op == OP_SHOW && self.steps.get().is_multiple_of(3) {
+            // The kernel has just noted which page takes the place of another one.
+            self.take_nmi(index);
+        }
         if self.is_gone() {
             return Err(Errno::NODEV);
         }
@@ -467,8 +479,9 @@ impl Machine {
             ));
         }
         // The module has read what counted before it loads something else.
-        if result.is_ok() || op == OP_LOAD {
-            self.note_loaded(index, op, result);
+        if result.is_ok() || matches!(op, OP_LOAD | OP_SHOW) {
+            let loads = op == OP_LOAD || bytes.len() > HvShow::bytes(0);
+            self.note_loaded(index, op, result, loads);
         }
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
@@ -482,12 +495,14 @@ impl Machine {
 
     /// Notes that a vCPU has loaded another configuration, that this has failed, or that the vCPU
     /// has another page.
-    fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>) {
-        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON) {
+    fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>, loads: bool) {
+        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON | OP_SHOW) {
             let before = self.vcpus[index].counts.get();
             let counts = match (op, result) {
-                (OP_LOAD, Ok(())) => Counts::All,
+                (OP_LOAD | OP_SHOW, Ok(())) if loads => Counts::All,
                 (OP_GO_ON, _) => self.vcpus[index].counted_when_left.get(),
+                // The request was not understood, and nothing was done.
+                (OP_SHOW, Err(_)) if self.vcpus[index].registered.borrow().is_some() => before,
                 (OP_LOAD, Err(_)) if before != Counts::Nothing => Counts::Unclear,
                 _ => Counts::Nothing,
             };
@@ -627,8 +642,8 @@ impl Machine {
     /// counts by anybody else's selector.
     pub fn check_residue(&self) {
         let cpu = &self.cpus[self.here.get()];
-        let Some(vcpu) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
-        let vcpu = &self.vcpus[vcpu];
+        let Some(current) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
+        let vcpu = &self.vcpus[current];
         for counter in self.shape.model.counters().filter(|&c| cpu.pmu.cost() != Some(c)) {
             let strangers = cpu.pmu.owners(counter) & !(1 << vcpu.domain);
             if strangers != 0 {
@@ -638,19 +653,21 @@ impl Machine {
                 ));
             }
         }
-        self.check_selectors(vcpu);
+        self.check_selectors(current);
     }
 
     /// Checks that the counters that count in this vCPU's time are those that it has loaded, or
     /// that another vCPU of its domain has.
-    fn check_selectors(&self, vcpu: &Vcpu) {
+    fn check_selectors(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         if domain.kind != crate::shape::Kind::Good {
             return;
         }
         let ring = if domain.hardware { Ring::GuestsThree } else { Ring::Three };
         let pmu = &self.cpus[self.here.get()].pmu;
-        let loaded = without_steps(|| vcpu.page().loaded.load(Relaxed));
+        let page = self.registered_page(index).unwrap_or(vcpu.page());
+        let loaded = without_steps(|| page.loaded.load(Relaxed));
         pmu.selected_alike(loaded, 1 << vcpu.domain);
         let others = pmu.selected_for_others(ring, 1 << vcpu.domain);
         if others != 0 {
@@ -792,6 +809,7 @@ impl<'a> Caller for Hypercall<'a> {
     fn unregister(&mut self) {
         _ = self.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page));
         let exits = self.domain().hardware;
+        self.vcpu().set_counts(Counts::Nothing, self.machine.steps.get());
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);
         self.machine.put_counters(self.index);

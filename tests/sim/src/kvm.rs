@@ -9,6 +9,7 @@ use guest_kmod::hal::Hypervisor;
 use hv_driver::Left;
 use shared_abi::hypercall::HvQuery;
 use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::contention::{Contention, Kernel, STEP_NS};
@@ -77,6 +78,7 @@ impl Machine {
             let left = &self.vcpus[vcpu];
             if !left.restored.replace(true) {
                 left.counted_when_left.set(left.counts.get());
+                left.left_page.set(left.registered.borrow().as_ref().map(|(_, page)| *page));
             }
             self.destroy_vcpu(vcpu);
         }
@@ -105,32 +107,55 @@ impl Machine {
 
     fn interrupt_restored(&self, index: usize, before: &HvQuery) {
         let vcpu = &self.vcpus[index];
-        let host = Beneath { machine: self, listening: is_listening() };
-        let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page()) != 0);
+        let ours = self.explains_nmi(index, before);
+        self.check_left_page(index);
         // Threads check which of their counters have overflowed, because only the former driver
         // knew.
         vcpu.virq.set(vcpu.virq.get() || ours);
         vcpu.nmi_was_taken.set(ours);
         // The module may have seen an overflow just now.
-        let seen = without_steps(|| vcpu.page().overflows.load(Relaxed));
+        let page = self.registered_page(index).unwrap_or(vcpu.page());
+        let seen = without_steps(|| page.overflows.load(Relaxed));
         vcpu.overflows_seen.set(Some(seen));
         if vcpu.restoration.wants_look() {
             self.look_again(index, before);
         }
     }
 
-    /// Makes a vCPU take an NMI in user mode. The NMI is the driver's if an interrupt is pending,
-    /// and somebody else's otherwise. Checks that the module distinguishes the two.
+    /// Returns whether the module explains an NMI of this vCPU.
+    fn explains_nmi(&self, index: usize, before: &HvQuery) -> bool {
+        let vcpu = &self.vcpus[index];
+        let host = Beneath { machine: self, listening: is_listening() };
+        let restoration = &vcpu.restoration;
+        let next = restoration.has_next().then(|| &vcpu.pages[vcpu.shows_next.get()]);
+        without_steps(|| restoration.interrupted(&host, before, vcpu.page(), next) != 0)
+    }
+
+    /// Checks that a vCPU that was restored goes on from the page that was registered, or gives it
+    /// up.
+    fn check_left_page(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
+        let Some(page) = vcpu.left_page.take().filter(|_| good) else { return };
+        let flags = without_steps(|| self.page(page).flags.load(Relaxed));
+        if flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED {
+            self.fail(format!("vCPU {index} does not go on from the page that was registered"));
+        }
+    }
+
+    /// Makes a vCPU take an NMI in user mode, or before a hypercall of its kernel. The NMI is the
+    /// driver's if an interrupt is pending, and somebody else's otherwise. Checks that the module
+    /// distinguishes the two.
     pub fn take_nmi(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let before = self.domains[vcpu.domain].answer.get().filter(|_| self.shape.kvm);
         let Some(before) = before.filter(|_| !vcpu.nmi_was_taken.take()) else { return };
-        let host = Beneath { machine: self, listening: is_listening() };
         let explained = vcpu.nmi.replace(Nmi::Unexplained);
-        let overflows = without_steps(|| vcpu.page().overflows.load(Relaxed));
+        let page = self.registered_page(index).unwrap_or(vcpu.page());
+        let overflows = without_steps(|| page.overflows.load(Relaxed));
         let has_page = vcpu.registered.borrow().is_some();
         let is_new = vcpu.overflows_seen.replace(Some(overflows)) != Some(overflows);
-        let ours = without_steps(|| vcpu.restoration.interrupted(&host, &before, vcpu.page()) != 0);
+        let ours = self.explains_nmi(index, &before);
         let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
         if good && explained == Nmi::Overflow && has_page && is_new && !ours {
             self.fail(format!("vCPU {index} leaves the NMI of an overflow to others"));

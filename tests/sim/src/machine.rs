@@ -138,6 +138,10 @@ pub struct Vcpu {
     pub pages: [VcpuPage; PAGES],
     /// The page that its kernel has registered, or had registered last.
     pub shows: Cell<usize>,
+    /// The page that a hypercall registers in the place of that one.
+    pub shows_next: Cell<usize>,
+    /// The page that was registered when its domain was moved, until it executes again.
+    pub left_page: Cell<Option<usize>>,
     /// The user for whom perf's page was registered last.
     pub perfs_for: Cell<usize>,
     /// The number of registrations of each of its pages that the hypervisor holds.

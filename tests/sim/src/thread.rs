@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use guest_kmod::publish::published;
-use shared_abi::hypercall::{HvLoad, OP_GO_ON};
+use shared_abi::hypercall::{HvLoad, HvShow, OP_GO_ON, OP_SHOW};
 use shared_abi::ioctl::{
     CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_RING, CONTROL_TSC, Control, Sums,
 };
@@ -393,12 +393,15 @@ impl Machine {
 
     /// Makes a hostile kernel's hypercalls.
     fn attack(&self, rng: &mut Rng) {
-        let mut bytes = [0; size_of::<HvLoad>()];
+        let mut bytes = [0; size_of::<HvShow>()];
         for word in bytes.chunks_mut(8) {
             let value = if rng.one_in(3) { rng.next() } else { rng.below(4) };
             word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
         }
-        let op = rng.below(u64::from(OP_GO_ON) + 2) as u32;
+        let op = match rng.below(u64::from(OP_GO_ON) + 3) as u32 {
+            op if op > OP_GO_ON + 1 => OP_SHOW,
+            op => op,
+        };
         if rng.one_in(2) {
             // This may be a frame of its own.
             let gfn = GFN_BASE + rng.below(self.vcpus.len() as u64);

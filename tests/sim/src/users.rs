@@ -2,12 +2,13 @@
 //! Simulates users of one guest: the pages that a vCPU's kernel has for them, and the rule that
 //! each user sees only its own threads.
 
+use guest_kmod::restore::prepare_next;
 use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu};
-use shared_abi::Errno;
+use shared_abi::{Config, Errno};
 
 use crate::guest::Linux;
-use crate::machine::{Level, Machine, PERFS, ROOT};
+use crate::machine::{Level, Machine, PERFS, ROOT, without_steps};
 use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
@@ -50,6 +51,19 @@ impl<'a> LocalVcpu for Here<'a> {
 
     fn choose_page_of(&mut self, user: usize) {
         self.machine.vcpus[self.index].shows.set(user);
+    }
+
+    fn note_next_page(&mut self, user: usize) -> u64 {
+        let vcpu = &self.machine.vcpus[self.index];
+        vcpu.shows_next.set(user);
+        without_steps(|| prepare_next(&vcpu.pages[user]));
+        self.machine.gfn_of(self.index, &vcpu.pages[user])
+    }
+
+    fn choose_next_page(&mut self) {
+        let vcpu = &self.machine.vcpus[self.index];
+        vcpu.shows.set(vcpu.shows_next.get());
+        vcpu.restoration.next_is_chosen();
     }
 
     fn choose_perfs_page(&mut self) {
@@ -116,10 +130,11 @@ impl Machine {
     }
 
     /// Registers the page of a thread's user when the thread is switched in, if anything of the
-    /// thread is counted.
-    pub fn show_if_counting(&self, index: usize, thread: usize) {
+    /// thread is counted. `needs` is what the thread needs to be loaded.
+    pub fn show_if_counting(&self, index: usize, thread: usize, needs: Option<&Config>) {
         if self.counts(thread) {
-            let shown = self.here(index).show_page_of(self.threads[thread].owner.get());
+            let user = self.threads[thread].owner.get();
+            let shown = self.here(index).show_page_for(user, needs);
             self.check_pages(index, shown);
         }
     }

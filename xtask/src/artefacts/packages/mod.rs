@@ -53,6 +53,13 @@ const PAPI: &str = "perfctr-papi";
 /// The package's file of the hypervisor. The boot menu lists files with such a name.
 pub const HYPERVISOR: &str = "boot/xen-4.17-perfctr.gz";
 
+/// The other files of the hypervisor's package: (in `packaging/xen`, below `/`).
+const HYPERVISORS_FILES: [(&str, &str); 3] = [
+    ("perfctr.cfg", "etc/default/grub.d/xen-perfctr.cfg"),
+    ("domains", "etc/perfctr/xen-domains"),
+    ("perfctr-xen-domains.service", "lib/systemd/system/perfctr-xen-domains.service"),
+];
+
 /// The rules that give the module's device to the group.
 const UDEV_RULES: &str = "guest-kmod/udev/60-perfctr.rules";
 
@@ -159,15 +166,17 @@ fn stage(stage: &Path, version: &str) -> Result<()> {
     hypervisor(stage)
 }
 
-/// Stages Xen, which is installed beside Debian's own, the option that switches the driver on, and
-/// the patch.
+/// Stages Xen, which is installed beside Debian's own, the option that switches the driver on, the
+/// service that lets domains count, and the patch.
 fn hypervisor(stage: &Path) -> Result<()> {
     let mut gzip = cmd("gzip", ["-9nc"]);
     let out = gzip.arg(xen::xen(Flavour::Perfctr, None)?).output()?;
     ensure!(out.status.success(), "gzip: {}", out.status);
     write(&stage.join(HYPERVISOR), &out.stdout)?;
-    let option = fs::read(sh::project().join("packaging/xen/perfctr.cfg"))?;
-    write(&stage.join("etc/default/grub.d/xen-perfctr.cfg"), &option)?;
+    for (name, place) in HYPERVISORS_FILES {
+        let content = fs::read(sh::project().join("packaging/xen").join(name))?;
+        write(&stage.join(place), &content)?;
+    }
     Ok(fs::write(stage.join("xen.patch"), xen::patch(None)?)?)
 }
 

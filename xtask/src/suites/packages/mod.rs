@@ -43,6 +43,8 @@ const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-P
 const FILES: &[&str] = &[
     "/boot/xen-4.17-perfctr.gz",
     "/etc/default/grub.d/xen-perfctr.cfg",
+    "/etc/perfctr/xen-domains",
+    "/lib/systemd/system/perfctr-xen-domains.service",
     "/lib/udev/rules.d/60-perfctr.rules",
     "/usr/bin/perfctr",
     "/usr/bin/perfex",

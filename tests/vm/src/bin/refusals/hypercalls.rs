@@ -5,10 +5,10 @@ use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
     BRANCHES_KINDS, BRANCHES_USER, HOST_OPS, HvAccounting, HvBranches, HvDomain, HvDomains, HvLoad,
-    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvStats, OP_ACCOUNTS_READ,
+    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvShow, HvStats, OP_ACCOUNTS_READ,
     OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD,
     OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER,
-    OP_STATS, OP_STOP, OP_UNREGISTER,
+    OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -58,7 +58,7 @@ pub fn refuse(bench: &mut Bench, host: &dyn Host) {
 }
 
 fn arguments(bench: &mut Bench, host: &dyn Host) {
-    for op in [18, 255, u32::MAX] {
+    for op in [19, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             host.perfctr_op(op, Argument::Null, 0)
         });
@@ -99,6 +99,10 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
     });
     bench.refused("reserved field of a registration", Refusal::EINVAL, || {
         call(host, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
+    });
+    bench.refused("reserved field of a page in place of another", Refusal::EINVAL, || {
+        let register = HvRegister { reserved: 1, ..register };
+        call(host, OP_SHOW, HvShow { page: register, load: load(&[VALID]) }, HvShow::bytes(1))
     });
     bench.refused("place of a counter that no page has", Refusal::EINVAL, || {
         let place = HvPlace { slot: MAX_SLOTS as u32, ..HvPlace::default() };
@@ -155,6 +159,7 @@ fn lengths(bench: &mut Bench, host: &dyn Host) {
         ("statistics", OP_STATS, size_of::<HvStats>()),
         ("place", OP_PLACE, size_of::<HvPlace>()),
         ("load", OP_LOAD, HvLoad::bytes(1)),
+        ("page in place of another", OP_SHOW, HvShow::bytes(1)),
         ("unregistration", OP_UNREGISTER, 0),
         ("stop", OP_STOP, 0),
     ];
@@ -194,6 +199,7 @@ fn pointers(bench: &mut Bench, host: &dyn Host) {
         ("statistics", OP_STATS, size_of::<HvStats>()),
         ("place", OP_PLACE, size_of::<HvPlace>()),
         ("load", OP_LOAD, HvLoad::bytes(1)),
+        ("page in place of another", OP_SHOW, HvShow::bytes(1)),
     ];
     for (name, op, size) in sizes {
         for (place, argument) in [
@@ -233,6 +239,11 @@ pub fn refuse_without_page(tally: &mut Tally, host: &dyn Host) -> Result<()> {
         tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
         let outcome = call(host, OP_GO_ON, HvRegister { gfn, ..HvRegister::default() }, size);
         let name = format!("going on from a page whose frame is {name_of} gives EINVAL");
+        tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
+        let register = HvRegister { gfn, ..HvRegister::default() };
+        let show = HvShow { page: register, load: load(&[VALID]) };
+        let outcome = call(host, OP_SHOW, show, HvShow::bytes(1));
+        let name = format!("showing a page whose frame is {name_of} gives EINVAL");
         tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
     }
     let outcome = host.perfctr_op(OP_UNREGISTER, Argument::Null, 0);

@@ -13,9 +13,9 @@ use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
     HOST_OPS, HvAccounting, HvAccounts, HvBranches, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery,
-    HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_BRANCHES,
-    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_QUERY, OP_RECORD,
-    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PROFILE_AT_GUESTS,
+    HvRecord, HvRegister, HvSamples, HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
+    OP_BRANCHES, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER, PROFILE_AT_GUESTS,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -118,14 +118,14 @@ fn request(xen: &Xen, input: &mut Reader<'_>) {
     let mut op = input.pick(&requests());
     if op == u32::MAX {
         let any = input.number() as u32;
-        op = input.pick(&[any, OP_GO_ON, OP_GO_ON]);
+        op = input.pick(&[any, OP_GO_ON, OP_SHOW]);
     }
-    if op == OP_UNREGISTER {
+    if matches!(op, OP_UNREGISTER | OP_SHOW) {
         UNREGISTERED.store(true, Relaxed);
     }
     let mut bytes = [0_u8; ARGUMENT_BYTES];
     let mut length = argument(op, input, &mut bytes);
-    if !matches!(op, OP_REGISTER | OP_GO_ON) {
+    if !matches!(op, OP_REGISTER | OP_GO_ON | OP_SHOW) {
         input.disturb(&mut bytes[..length]);
     }
     if input.byte() < 30 {
@@ -155,6 +155,13 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
         OP_QUERY => put(HvQuery { abi_major: ABI_MAJOR.into(), ..HvQuery::default() }.as_bytes()),
         OP_REGISTER | OP_GO_ON => {
             put(HvRegister { gfn: input.pick(&FRAMES), ..HvRegister::default() }.as_bytes())
+        }
+        OP_SHOW => {
+            let register = HvRegister { gfn: input.pick(&FRAMES), ..HvRegister::default() };
+            let mut show = HvShow { page: register, ..HvShow::default() };
+            show.load.counters = input.below(2) as u32;
+            show.load.counter[0] = input.counter();
+            put(&show.as_bytes()[..HvShow::bytes(show.load.counters as usize)])
         }
         OP_DOMAIN => {
             let domid = input.pick(&[0, 0, 1, 2, 0x7ff0, 0x1_0000, u32::MAX]);
