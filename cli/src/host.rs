@@ -20,7 +20,7 @@ use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
 use crate::profile::{Frame, Layer, Module, Profile, Samples};
 
-pub use self::names::{Hypervisor, Kernel, KernelList};
+pub use self::names::{Hypervisor, Kernel, KernelList, functions_of_kernel};
 
 /// The domain with the kernel whose functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
@@ -234,7 +234,7 @@ impl Modules {
                 // What the hypervisor executes for code has the code's name, so that a table can
                 // put it beside what the code executes itself. They differ in the layer.
                 Mode::Kernel | Mode::ForKernel => place(kernel_of(domain)),
-                Mode::User | Mode::ForUser => place(format!("[user mode of domain {domain}]")),
+                Mode::User | Mode::ForUser => place(user_mode_of(domain)),
                 other => place(format!("[{other:?} of domain {domain}]")),
             };
             if let (Mode::Kernel | Mode::ForKernel, Some(own)) = (mode, self.kernels.get(&domain)) {
@@ -256,8 +256,13 @@ fn layer_of(mode: Mode) -> Layer {
     }
 }
 
+/// Returns the name of a domain's user mode.
+pub fn user_mode_of(domain: u32) -> String {
+    format!("[user mode of domain {domain}]")
+}
+
 /// Returns the name of a domain's kernel.
-fn kernel_of(domain: u32) -> String {
+pub fn kernel_of(domain: u32) -> String {
     match domain {
         CONTROL_DOMAIN => "[kernel]".to_owned(),
         _ => format!("[kernel of domain {domain}]"),

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::symbols::Named;
 use super::{framed, layer, summary};
 use crate::host::CONTROL_DOMAIN;
-use crate::profile::{Layer, Profile, Stack, Thread};
+use crate::profile::{Layer, Profile, Stack};
 
 /// The time between two samples of profiles without times. The profiler wants some, so a track's
 /// samples follow each other there, one in each ms.
@@ -45,7 +45,8 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
         };
         let mut frames: Vec<FrameInfo> = framed(names, stack).map(frame).collect();
         let thread = stack.thread as usize;
-        samples.extend(threads[thread].samples(&mut document, stack, &frames)?);
+        let (tracks, of_threads) = &mut threads;
+        samples.extend(tracks[of_threads[thread]].samples(&mut document, stack, &frames)?);
         if let Some(cpu) = stack.cpu.and_then(|cpu| cpus.get_mut(&cpu)) {
             let vcpu = profile.name(&profile.threads[thread]);
             frames.insert(0, label(&mut document, &vcpu, CategoryHandle::OTHER));
@@ -71,21 +72,34 @@ fn remove_cpu_times(document: &mut Value) {
     }
 }
 
-/// Adds a track for each thread. In the profile of a host these are virtual CPUs.
-fn threads(document: &mut Document, profile: &Profile) -> Vec<Track> {
-    let mut processes = HashMap::new();
-    let track = |thread: &Thread| {
+/// Adds a track for each thread. In the profile of a host these are virtual CPUs, and the threads
+/// of domains that are known, which several virtual CPUs may have executed. Returns the tracks, and
+/// the index of each thread's track.
+fn threads(document: &mut Document, profile: &Profile) -> (Vec<Track>, Vec<usize>) {
+    let (mut processes, mut known) = (HashMap::new(), HashMap::new());
+    let (mut tracks, mut of_threads) = (Vec::new(), Vec::new());
+    for (n, thread) in profile.threads.iter().enumerate() {
         let is_vcpu = profile.host.is_some();
         let title = profile.name(thread);
-        let process = *processes.entry(thread.pid).or_insert_with(|| {
-            let process = if is_vcpu { thread.domain() } else { title.clone() };
-            document.add_process(&process, thread.pid, at(0))
+        let (domain, task) = (thread.pid, thread.task.as_ref());
+        let process = *processes.entry((domain, task.map(|task| task.pid))).or_insert_with(|| {
+            let (name, pid) = match task {
+                Some(task) => (format!("{} {}", thread.domain(), thread.process()), task.pid),
+                None if is_vcpu => (thread.domain(), domain),
+                None => (title.clone(), domain),
+            };
+            document.add_process(&name, pid, at(0))
         });
         // The numbers of a domain and of its virtual CPUs have nothing to do with each other.
-        let is_main = !is_vcpu && thread.tid == thread.pid;
-        Track::new(document, process, thread.tid, is_main, &title)
-    };
-    profile.threads.iter().map(track).collect()
+        let (pid, tid) = task.map_or((domain, thread.tid), |task| (task.pid, task.tid));
+        let is_main = (!is_vcpu || task.is_some()) && tid == pid;
+        let key = (domain, task, task.is_none().then_some(n));
+        of_threads.push(*known.entry(key).or_insert_with(|| {
+            tracks.push(Track::new(document, process, tid, is_main, &title));
+            tracks.len() - 1
+        }));
+    }
+    (tracks, of_threads)
 }
 
 /// Adds a track for each physical CPU that has samples.

@@ -21,6 +21,7 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use perfctr_gate::text::harmless;
 
 use self::symbols::Named;
+use crate::guest::{self, Guest};
 use crate::perf_data;
 use crate::profile::{Layer, Profile, Stack};
 use crate::text::{counted, print_bytes, print_note};
@@ -55,6 +56,10 @@ pub struct Options {
     /// must have been recorded with `--at-guests`.
     #[arg(long, conflicts_with_all = ["call_graph", "annotate", "format"])]
     caused: bool,
+    /// Adds to a host's profile what a domain has recorded of its own threads and programs with
+    /// `perfctr record --names`. May be given once for each domain.
+    #[arg(long, value_name = "DOMAIN=FILE")]
+    guest: Vec<Guest>,
     /// Writes this format.
     #[arg(short, long, value_enum, default_value = "text")]
     format: Format,
@@ -66,8 +71,11 @@ pub struct Options {
 /// Columns of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Key {
-    /// The thread's number and name.
+    /// The thread's number and name. In a host's profile this is the virtual CPU, or the thread of
+    /// the domain if `--guest` names it.
     Thread,
+    /// The number and the name of the domain's process, in a host's profile with `--guest`.
+    Process,
     /// The file that the code is in.
     Module,
     /// The function.
@@ -91,8 +99,12 @@ impl Key {
     pub fn columns(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
         let is_host = profile.host.is_some();
         let has_layers = profile.modules.iter().any(|module| module.layer.is_some());
+        let has_tasks = profile.threads.iter().any(|thread| thread.task.is_some());
         if keys.is_empty() {
             return Ok(match (is_host, has_layers) {
+                (true, _) if has_tasks => {
+                    vec![Self::Layer, Self::Domain, Self::Process, Self::Symbol]
+                }
                 (true, _) => vec![Self::Layer, Self::Domain, Self::Symbol],
                 (false, true) => vec![Self::Layer, Self::Symbol],
                 (false, false) => vec![Self::Symbol],
@@ -103,6 +115,10 @@ impl Key {
             ensure!(
                 is_host || has_layers || *key != Self::Layer,
                 "the profile has no samples of the kernel, so it has no layers"
+            );
+            ensure!(
+                has_tasks || *key != Self::Process,
+                "the profile does not say which processes its domains executed: `--guest` adds that"
             );
             ensure!(
                 is_host || !is_hosts,
@@ -144,6 +160,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut profiles = Profile::read(&options.input)?;
     if let Some(event) = &options.event {
         choose(&mut profiles, event)?;
+    }
+    for guest in &options.guest {
+        for profile in &mut profiles {
+            print_note(guest::join(profile, guest)?);
+        }
     }
     for profile in &profiles {
         ensure!(
@@ -361,9 +382,9 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 
 /// Returns a line that describes the samples.
 pub fn summary(profile: &Profile) -> String {
-    let Profile { period, frequency, event, provider, threads, .. } = profile;
+    let Profile { period, frequency, event, provider, .. } = profile;
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(threads.len() as u64, profile.thread_noun());
+    let threads = counted(profile.number_of_threads(), profile.thread_noun());
     let [event, provider] = [event, provider].map(|text| harmless(text));
     let every = match frequency {
         Some(frequency) => {
@@ -393,7 +414,7 @@ mod tests {
             profile.frames.push(Frame { module: Some(0), address });
         }
         for (tid, name) in [(7, "one"), (8, "two")] {
-            profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450 });
+            profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450, task: None });
         }
         for (thread, samples, frames) in [(0, 3, vec![0, 2]), (1, 1, vec![0, 2]), (1, 2, vec![1])] {
             profile.stacks.push(Stack { thread, cpu: None, samples, frames, times: Vec::new() });
@@ -451,7 +472,7 @@ mod tests {
         profile.modules[0].symbols = function(0xffff_8000_0000_0000, "schedule");
         profile.modules[1].symbols = function(0xffff_8000_0000_0008, "do_idle");
         for (domain, name) in [(0, "Domain-0"), (3, "")] {
-            let thread = Thread { tid: 1, pid: domain, name: name.into(), count: 0 };
+            let thread = Thread { tid: 1, pid: domain, name: name.into(), count: 0, task: None };
             profile.threads.push(thread);
         }
         for (thread, cpu, samples, frame) in
