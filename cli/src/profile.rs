@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::utsname::uname;
+use perfctr::host::DomainClock;
 use perfctr_gate::text::harmless;
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +114,26 @@ pub struct Host {
     /// Whether samples of the hypervisor have the place where its guest was left.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_guests: bool,
+    /// The time-stamp counters of the domains that were sampled, as far as they are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clocks: Vec<ClockOf>,
+}
+
+/// The time-stamp counter that a domain reads: `offset + (scale * host >> fraction_bits)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockOf {
+    pub domain: u32,
+    /// Unit: ticks.
+    pub offset: u64,
+    /// 0 if the counter has the host's frequency.
+    pub scale: u64,
+    pub fraction_bits: u32,
+}
+
+impl ClockOf {
+    pub fn clock(&self) -> DomainClock {
+        DomainClock::scaled(self.offset, self.scale, self.fraction_bits)
+    }
 }
 
 impl Host {
@@ -646,6 +667,7 @@ mod tests {
             tsc: u64::MAX,
             tsc_per_second: 1,
             at_guests: true,
+            clocks: vec![ClockOf { domain: 3, offset: u64::MAX, scale: 0, fraction_bits: 0 }],
         });
         of_host.modules[0].layer = Some(Layer::Hypervisor);
         of_host.modules[0].symbols = vec![Symbol { start: 1, end: u64::MAX, name: "f".into() }];

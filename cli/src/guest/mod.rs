@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
+use perfctr::host::DomainClock;
 use perfctr_gate::text::harmless;
 
 use self::about::About;
@@ -120,8 +121,9 @@ fn add(
     let label = label.with_context(|| format!("the profile has no samples of domain {domain}"))?;
     let label = label.domain();
     let clock = Clock::new(about.moments.clone())?;
-    check(&about, &clock, host)?;
-    let asked = Asked::of(profile, domain, &clock)?;
+    let counter = counter(&about, host, domain)?;
+    check(&clock, counter, host)?;
+    let asked = Asked::of(profile, domain, &clock, counter)?;
     let label_of_files = label.clone();
     let describe = |path: &OsStr, id: Option<String>| describe(&about, &label_of_files, path, id);
     let Answers { each, files } = answer(opened, &asked.questions, clock.error(), describe)?;
@@ -138,19 +140,28 @@ fn add(
     Ok(found)
 }
 
-/// Checks that the guest's counter is the host's.
-fn check(about: &About, clock: &Clock, host: &Host) -> Result<()> {
+/// Returns the relation of the guest's counter to the host's. The driver has said it, if it is not
+/// of an earlier release. A PV guest reads the host's counter.
+fn counter(about: &About, host: &Host, domain: u32) -> Result<DomainClock> {
+    if let Some(known) = host.clocks.iter().find(|known| known.domain == domain) {
+        return Ok(known.clock());
+    }
     let kind = about.kind.as_deref().unwrap_or("none");
     ensure!(
         kind == PV,
-        "a guest of the kind {} found: the time-stamp counter of PV guests is the host's, and that \
-         of others is not",
+        "the profile does not say which time-stamp counter domain {domain} has read, whose kind is \
+         {}: its counter was emulated or set anew, or the driver is of an earlier release",
         harmless(kind)
     );
-    let [guests, hosts] = [clock.ticks_per_second(), host.tsc_per_second];
+    Ok(DomainClock::native())
+}
+
+/// Checks that the guest's counter has the rate that it has by the host's.
+fn check(clock: &Clock, counter: DomainClock, host: &Host) -> Result<()> {
+    let [found, expected] = [clock.ticks_per_second(), counter.ticks(host.tsc_per_second)];
     ensure!(
-        guests.abs_diff(hosts) <= hosts / RATES_SHARE,
-        "a time-stamp counter with {guests} ticks in a second found, the host's has {hosts}"
+        found.abs_diff(expected) <= expected / RATES_SHARE,
+        "a time-stamp counter with {found} ticks in a second found, {expected} expected"
     );
     Ok(())
 }
@@ -177,7 +188,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn of(profile: &Profile, domain: u32, clock: &Clock) -> Result<Self> {
+    fn of(profile: &Profile, domain: u32, clock: &Clock, counter: DomainClock) -> Result<Self> {
         // The profile has a host.
         let host = profile.host.as_ref().context("no host")?;
         let (mut all, mut outside) = (Vec::new(), Vec::new());
@@ -193,7 +204,7 @@ impl Asked {
             );
             let address = users_address(profile, domain, stack);
             for (k, &time) in stack.times.iter().enumerate() {
-                match clock.ns(host.tsc_at(time)) {
+                match clock.ns(counter.at(host.tsc_at(time))) {
                     Some(time) => {
                         let cpu = thread.tid;
                         all.push((Question { time, cpu, address }, (n, k)));
@@ -205,9 +216,9 @@ impl Asked {
         if all.is_empty() {
             let [first, last] = clock.span();
             bail!(
-                "the guest has recorded while the time-stamp counter went from {first} to {last}, \
+                "the guest has recorded while its time-stamp counter went from {first} to {last}, \
                  and the host has no samples of it then; the host's recording began at {}",
-                host.tsc
+                counter.at(host.tsc)
             );
         }
         all.sort_by_key(|(question, _)| question.time);

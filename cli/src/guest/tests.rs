@@ -11,6 +11,7 @@ use super::clock::Moment;
 use super::*;
 use crate::elf::Segment;
 use crate::perf_data::stream::{Mapped, Stream};
+use crate::profile::ClockOf;
 
 /// The domain that is active, and one that is not.
 const ACTIVE: u32 = 3;
@@ -121,6 +122,7 @@ fn host(samples: &[(At, u64)]) -> Profile {
         tsc: TSC,
         tsc_per_second: 1_000_000_000,
         at_guests: false,
+        clocks: Vec::new(),
     });
     let mut collected = Samples::default();
     for &((domain, vcpu, address, layer), time) in samples {
@@ -351,11 +353,30 @@ fn no_file_of_the_host_is_opened_by_a_guests_word() {
 }
 
 #[test]
+fn a_guest_with_a_counter_of_its_own_is_on_the_hosts_axis() {
+    for (scale, bits) in [(0, 0), (1 << 32, 32), (3 << 31, 32)] {
+        let mut made = Made::new();
+        made.about.kind = Some("PVH".into());
+        made.known(A, "a", "/bin/a", 0).switch(500_000, 0, A, B);
+        let counter = DomainClock::scaled(77, scale, bits);
+        for moment in &mut made.about.moments {
+            moment.tsc = counter.at(moment.tsc);
+        }
+        let mut profile = host(&[499_998, 500_002].map(|time| (user(0, 0x5004), time)));
+        let clock = ClockOf { domain: ACTIVE, offset: 77, scale, fraction_bits: bits };
+        profile.host.as_mut().unwrap().clocks = vec![clock];
+        let (all, _) = joined(&mut profile, made);
+        let expected = ["70/70 a of a: a_first", "80/80  of : [user mode of domain 3]"];
+        assert_eq!(all, expected, "{clock:?}");
+    }
+}
+
+#[test]
 fn other_guests_and_clocks_are_refused() {
     type Spoil = fn(&mut Made);
     let cases: [(Spoil, &str); 4] = [
-        (|made| made.about.kind = Some("PVH".into()), "a guest of the kind PVH found"),
-        (|made| made.about.kind = None, "a guest of the kind none found"),
+        (|made| made.about.kind = Some("PVH".into()), "domain 3 has read, whose kind is PVH"),
+        (|made| made.about.kind = None, "domain 3 has read, whose kind is none"),
         (|made| made.about.moments.truncate(1), "1 times of both clocks found, 2 expected"),
         (|made| made.about.moments[1].tsc += 999_000, "counter with 2000000000 ticks"),
     ];

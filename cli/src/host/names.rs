@@ -82,6 +82,7 @@ impl Hypervisor {
             tsc: 0,
             tsc_per_second: 0,
             at_guests: false,
+            clocks: Vec::new(),
         }
     }
 

@@ -317,6 +317,7 @@ fn of_host(file: bool) -> Profile {
         tsc: 5,
         tsc_per_second: 1_000_000_000,
         at_guests: false,
+        clocks: Vec::new(),
     });
     let symbol = |start, name: &str| Symbol { start, end: start + 0x20, name: name.into() };
     for (path, layer, address, symbols) in [

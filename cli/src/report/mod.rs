@@ -452,6 +452,7 @@ mod tests {
             tsc: 5,
             tsc_per_second: 1_000_000_000,
             at_guests: false,
+            clocks: Vec::new(),
         });
         for (n, (path, layer)) in [
             ("[xen]", Layer::Hypervisor),
