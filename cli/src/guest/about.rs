@@ -60,6 +60,13 @@ impl About {
         Self { format, version, kind: None, moments, files: Vec::new(), kernel: Vec::new() }
     }
 
+    /// Returns the file with this path, if it is also the one with this build-id. A kernel before
+    /// Linux 5.12 does not say which build-id the file has that is mapped.
+    pub fn file(&self, path: &str, build_id: Option<&str>) -> Option<&File> {
+        let file = self.files.iter().find(|file| file.path == path)?;
+        (build_id.is_none() || file.build_id.as_deref() == build_id).then_some(file)
+    }
+
     /// Parses what another machine says about itself, which may be anything.
     pub fn parse(section: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]

@@ -124,8 +124,7 @@ fn add(
     let counter = counter(&about, host, domain)?;
     check(&clock, counter, host)?;
     let asked = Asked::of(profile, domain, &clock, counter)?;
-    let label_of_files = label.clone();
-    let describe = |path: &OsStr, id: Option<String>| describe(&about, &label_of_files, path, id);
+    let describe = |path: &OsStr, id: Option<String>| describe(&about, domain, path, id);
     let Answers { each, files } = answer(opened, &asked.questions, clock.error(), describe)?;
     let mut joined = Joined::new(profile, domain, label, clock.error());
     for &(stack, n) in &asked.outside {
@@ -167,14 +166,13 @@ fn check(clock: &Clock, counter: DomainClock, host: &Host) -> Result<()> {
 }
 
 /// Returns what a guest says about one of its files.
-fn describe(about: &About, label: &str, path: &OsStr, id: Option<String>) -> Module {
+fn describe(about: &About, domain: u32, path: &OsStr, id: Option<String>) -> Module {
     let path = path.to_string_lossy();
-    let known = about.files.iter().find(|file| file.path == path);
-    let known = known.filter(|file| id.is_none() || file.build_id == id);
+    let known = about.file(&path, id.as_deref());
     let code = known.map_or_else(Vec::new, |file| file.code.clone());
     let build_id = id.or_else(|| known?.build_id.clone());
     // Nobody takes this for a path of the host.
-    let path = format!("{label}:{}", harmless(&path));
+    let path = format!("domain {domain}:{path}");
     Module::new(path.as_ref(), Facts { build_id, code })
 }
 
@@ -347,12 +345,10 @@ impl<'a> Joined<'a> {
     fn finish(mut self, about: About) -> (Profile, Found) {
         for (&index, addresses) in &self.addresses {
             let module = &mut self.modules[index as usize];
+            // The domain comes before the path.
             let path = module.path.split_once(':').map_or("", |(_, path)| path);
-            let same = |file: &&about::File| {
-                harmless(&file.path) == path && file.build_id == module.build_id
-            };
-            module.symbols =
-                about.files.iter().find(same).map_or_else(Vec::new, |file| file.with(addresses));
+            let file = about.file(path, module.build_id.as_deref());
+            module.symbols = file.map_or_else(Vec::new, |file| file.with(addresses));
         }
         let mut profile = self.profile.clone();
         (profile.threads, profile.modules) = (self.threads, self.modules);

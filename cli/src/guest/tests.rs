@@ -223,6 +223,24 @@ fn samples_between_switches_are_of_the_thread_between_them() {
 }
 
 #[test]
+fn either_record_of_a_switch_is_enough() {
+    let (kind, out) = (perf::PERF_RECORD_SWITCH_CPU_WIDE, perf::PERF_RECORD_MISC_SWITCH_OUT);
+    let made = || {
+        let mut made = Made::new();
+        made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
+        made
+    };
+    let [mut by_first, mut by_second] = [made(), made()];
+    by_first.record(kind, out, &[B.0, B.1], 10_000, 0, A);
+    by_second.record(kind, 0, &[A.0, A.1], 10_000, 0, B);
+    for made in [by_first, by_second] {
+        let mut profile = host(&[9_000, 11_000].map(|time| (user(0, 0x5004), time)));
+        let (all, _) = joined(&mut profile, made);
+        assert_eq!(all, ["70/70 a of a: a_first", "80/80 b of b: b_first"]);
+    }
+}
+
+#[test]
 fn samples_before_and_after_the_guests_recording_keep_their_virtual_cpu() {
     let mut made = Made::new();
     made.known(A, "a", "/bin/a", 0).switch(500_000, 0, A, B);
@@ -348,7 +366,7 @@ fn no_file_of_the_host_is_opened_by_a_guests_word() {
     let mut profile = host(&[(user(0, 0x5004), 3_000)]);
     joined(&mut profile, made);
     let module = profile.modules.last().unwrap();
-    assert_eq!(module.path, format!("d3:{path}"));
+    assert_eq!(module.path, format!("domain 3:{path}"));
     assert!(!module.file().is_absolute() && module.code.is_empty());
 }
 

@@ -116,3 +116,22 @@ fn attributes() -> perf::perf_event_attr {
     attributes.set_build_id(1);
     attributes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_say_by_whom_and_when_and_where_they_were_written() {
+        let form = Turns::records();
+        let [tid, time, cpu] = [1 << 1, 1 << 2, 1 << 7];
+        assert_eq!(form.fields & (tid | time | cpu), tid | time | cpu);
+        assert_eq!((form.kind, form.config), (1, 9), "an event of software that counts nothing");
+        // These are the bits of `perf_event_attr` by the kernel's header.
+        let [mmap, comm, task, id_all, mmap2] = [8, 9, 13, 18, 23].map(|bit| 1_u64 << bit);
+        let [comm_exec, clock, switch, build_id] = [24, 25, 26, 34].map(|bit| 1_u64 << bit);
+        let all = mmap | comm | task | id_all | mmap2 | comm_exec | clock | switch | build_id;
+        assert_eq!(form.flags, all);
+        assert_eq!(form.clock, libc::CLOCK_MONOTONIC_RAW);
+    }
+}

@@ -25,7 +25,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shared_abi::read::Counters;
 use vm_tests::region::Region;
@@ -47,9 +46,9 @@ const BEGUN: Duration = Duration::from_secs(4);
 const FUNCTION_BYTES: u64 = 64;
 
 /// What a program knows of its work.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 struct Worked {
-    pid: u32,
+    pid: u64,
     /// The address of its function.
     function: u64,
     /// The time-stamp counter before and after the work.
@@ -102,14 +101,28 @@ fn work(function: fn(), file: &Path) -> Result<ExitCode> {
     }
     let (last, to) = (session.read::<1>()?.counts[0], Hardware.clock());
     let worked = Worked {
-        pid: std::process::id(),
+        pid: std::process::id().into(),
         function: function as *const () as u64,
         tsc: [from, to],
         instructions: last - first,
         turns: turns()? - before + 1,
     };
-    fs::write(file, serde_json::to_vec(&worked)?)?;
+    worked.write(file)?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl Worked {
+    fn write(&self, file: &Path) -> Result<()> {
+        let Self { pid, function, tsc: [from, to], instructions, turns } = *self;
+        let numbers = [pid, function, from, to, instructions, turns];
+        Ok(fs::write(file, serde_json::to_vec(&numbers)?)?)
+    }
+
+    fn read(file: &str) -> Result<Self> {
+        let numbers: [u64; 6] = serde_json::from_slice(&fs::read(file)?)?;
+        let [pid, function, from, to, instructions, turns] = numbers;
+        Ok(Self { pid, function, tsc: [from, to], instructions, turns })
+    }
 }
 
 fn worked_file(program: &str) -> String {
@@ -162,7 +175,7 @@ fn active(tally: &mut Tally) -> Result<()> {
     let layers = report(&["-s", "thread,layer"])?;
     println!("{layers}");
     for (n, program) in PROGRAMS.into_iter().enumerate() {
-        let worked: Worked = serde_json::from_slice(&fs::read(worked_file(program))?)?;
+        let worked = Worked::read(&worked_file(program))?;
         println!("{program}: {worked:x?}");
         judge(n, &worked, &table, tally)?;
     }
