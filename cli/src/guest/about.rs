@@ -15,6 +15,7 @@ use crate::elf::{Facts, Segment};
 use crate::host::functions_of_kernel;
 use crate::machine::Hypervisor;
 use crate::profile::Symbol;
+use crate::report::symbols::unwound;
 
 /// The text by which the section says what it is, and its only version.
 const FORMAT: &str = "perfctr names";
@@ -40,7 +41,8 @@ pub struct File {
     pub path: String,
     pub build_id: Option<String>,
     pub code: Vec<Segment>,
-    /// The address, the size and the name of each function, in the order of addresses.
+    /// The address, the size and the name of each function, in the order of addresses. The name is
+    /// empty if the file has none.
     pub functions: Vec<(u64, u64, String)>,
 }
 
@@ -99,7 +101,10 @@ impl File {
         let symbols = self.functions.iter().filter_map(|(start, size, name)| {
             let end = start.checked_add(*size).filter(|end| end > start)?;
             addresses.range(*start..end).next()?;
-            Some(Symbol { start: *start, end, name: name.clone() })
+            let short = Path::new(&self.path).file_name().unwrap_or_default().display();
+            let unnamed = || format!("{short}+{start:#x}");
+            let name = if name.is_empty() { unnamed() } else { name.clone() };
+            Some(Symbol { start: *start, end, name })
         });
         let mut symbols: Vec<Symbol> = symbols.collect();
         symbols.sort_by_key(|symbol| symbol.start);
@@ -125,6 +130,16 @@ fn functions(file: &object::File<'_>) -> Vec<(u64, u64, String)> {
         let room = next - function.0;
         function.1 = if function.1 == 0 { room } else { function.1.min(room) };
     }
+    // A file without names still describes its functions to unwinders.
+    let is_named = |start: u64| {
+        let before = functions.partition_point(|function| function.0 <= start).checked_sub(1);
+        before.is_some_and(|n| start - functions[n].0 < functions[n].1)
+    };
+    let unwound = unwound(file).unwrap_or_default().into_iter();
+    let unnamed = unwound.filter(|range| !is_named(range.start));
+    let unnamed = unnamed.map(|range| (range.start, range.end - range.start, String::new()));
+    functions = functions.iter().cloned().chain(unnamed).collect();
+    functions.sort_by_key(|function| function.0);
     functions
 }
 
@@ -148,14 +163,31 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_names_says_where_its_functions_are() {
+        let path = std::env::temp_dir().join(format!("perfctr-stripped-{}", std::process::id()));
+        let here = std::env::current_exe().unwrap();
+        let strip = std::process::Command::new("strip").arg("-o").arg(&path).arg(&here).status();
+        assert!(strip.unwrap().success());
+        let [whole, stripped] =
+            [&here, &path].map(|path| File::read(path.display().to_string()).unwrap());
+        fs::remove_file(&path).unwrap();
+        let of = |name: &(u64, u64, String)| name.2.contains("a_file_without_names");
+        let own = whole.functions.into_iter().find(of).unwrap();
+        let found = stripped.with(&BTreeSet::from([own.0]));
+        let short = path.file_name().unwrap().display();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].start, &found[0].name), (own.0, &format!("{short}+{:#x}", own.0)));
+    }
+
+    #[test]
     fn functions_of_another_machine_may_be_anything() {
-        let functions = [(u64::MAX, 2, "end"), (20, 0, "empty"), (30, 5, "late"), (10, 5, "early")];
+        let functions = [(u64::MAX, 2, "end"), (20, 0, "empty"), (30, 5, "late"), (10, 5, "")];
         let functions = functions.map(|(start, size, name)| (start, size, name.to_owned()));
         let (path, build_id, code) = ("/a".to_owned(), None, Vec::new());
         let file = File { path, build_id, code, functions: functions.into() };
         let found = file.with(&BTreeSet::from([12, 20, 34, u64::MAX]));
         let names: Vec<&str> = found.iter().map(|symbol| &*symbol.name).collect();
-        assert_eq!(names, ["early", "late"]);
+        assert_eq!(names, ["a+0xa", "late"]);
     }
 
     #[test]

@@ -223,6 +223,29 @@ fn samples_between_switches_are_of_the_thread_between_them() {
 }
 
 #[test]
+fn perfs_format_has_the_threads_and_processes() {
+    let mut made = Made::new();
+    made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
+    made.stream.name(A.0, A_WORKER.1, b"worker", 0).unwrap();
+    made.switch(10_000, 0, A, B).switch(10_000, 1, IDLE, A_WORKER);
+    // Some address of each file is the same, and one is where nothing is known.
+    let mut profile = host(&[
+        (user(0, 0x5004), 9_000),
+        (user(0, 0x5004), 11_000),
+        (user(1, 0x5004), 12_000),
+        (user(1, 0x1004), 13_000),
+        ((PASSIVE, 0, 0x5004, Layer::User), 14_000),
+    ]);
+    joined(&mut profile, made);
+    let bytes = crate::perf_data::encode(&[profile]).unwrap();
+    let read = &crate::perf_data::read(&mut Cursor::new(bytes)).unwrap()[0];
+    let names: BTreeSet<&str> = read.threads.iter().map(|thread| &*thread.name).collect();
+    assert_eq!(names, BTreeSet::from(["d3 70 a", "d3 71 worker", "d3 80 b", "d4 vCPU 0"]));
+    let processes: BTreeSet<u32> = read.threads.iter().map(|thread| thread.pid).collect();
+    assert_eq!((processes.len(), read.samples()), (3, 5));
+}
+
+#[test]
 fn either_record_of_a_switch_is_enough() {
     let (kind, out) = (perf::PERF_RECORD_SWITCH_CPU_WIDE, perf::PERF_RECORD_MISC_SWITCH_OUT);
     let made = || {

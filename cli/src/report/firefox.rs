@@ -182,7 +182,7 @@ fn at(ns: u64) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::super::symbols;
-    use super::super::tests::{of_host, profile, with_kernel};
+    use super::super::tests::{of_host, profile, task, with_kernel};
     use super::*;
     use crate::elf::Facts;
     use crate::profile::{self, Module};
@@ -242,6 +242,23 @@ mod tests {
             all.filter(|category| category.as_u64() == Some(kernel as u64)).count()
         };
         assert_eq!([of(0), of(1)], [0, 1]);
+    }
+
+    #[test]
+    fn a_thread_of_a_domain_has_one_track_on_whatever_virtual_cpus_it_was() {
+        let (mut profile, names) = of_host();
+        profile.threads[1].task = Some(task());
+        let other = profile::Thread { tid: 0, ..profile.threads[1].clone() };
+        profile.threads.push(other);
+        profile.stacks[2].thread = 2;
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let track = |thread: &Value| {
+            let text = |key: &str| thread[key].as_str().unwrap().to_owned();
+            (text("processName"), text("name"), text("tid"), stacks(thread).len())
+        };
+        let tracks: Vec<_> = document["threads"].as_array().unwrap().iter().map(track).collect();
+        let expected = ("domain 3 70 web".into(), "domain 3 71 worker".into(), "71".into(), 4);
+        assert!(tracks.contains(&expected) && tracks.len() == 4, "{tracks:?}");
     }
 
     #[test]

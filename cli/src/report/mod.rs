@@ -400,7 +400,7 @@ mod tests {
     use super::symbols::Place;
     use super::*;
     use crate::elf::Facts;
-    use crate::profile::{Frame, Host, Module, Symbol, Thread};
+    use crate::profile::{Frame, Host, Module, Symbol, Task, Thread};
 
     /// Returns a profile of two threads in `f`. One sample is in a function that was inlined there.
     /// `main` calls `f`.
@@ -440,6 +440,11 @@ mod tests {
             folded(&profile, &names, |_| ""),
             "7 one;main;f;g:<inlined> 3\n8 two;f 2\n8 two;main;f;g:<inlined> 1\n"
         );
+    }
+
+    /// Returns a thread that a domain has named.
+    pub fn task() -> Task {
+        Task { pid: 70, tid: 71, name: "worker".into(), process: "web".into() }
     }
 
     /// Returns a profile of a host: the hypervisor for two domains, a kernel, and a user mode.
@@ -594,5 +599,27 @@ mod tests {
         for part in ["<svg", "./a b", "6 samples of 2 threads", "g:&lt;inlined&gt; (3 samples"] {
             assert!(text.contains(part), "{part} in {text}");
         }
+    }
+
+    #[test]
+    fn threads_of_domains_are_shown_where_they_are_known() {
+        let (mut profile, names) = of_host();
+        let why = Key::columns(&[Key::Process], &profile).unwrap_err().to_string();
+        assert!(why.ends_with("`--guest` adds that"), "{why}");
+        profile.threads[1].task = Some(task());
+        let columns = Key::columns(&[], &profile).unwrap();
+        assert_eq!(columns, [Key::Layer, Key::Domain, Key::Process, Key::Symbol]);
+        let keys = [Key::Process, Key::Thread];
+        let rows: Vec<_> = table::rows(&profile, &names, &keys).into_iter().collect();
+        let row = |process: &str, thread: &str, samples| {
+            (vec![process.to_owned(), thread.to_owned()], samples)
+        };
+        let expected = [row("-", "Domain-0 vCPU 1", 6), row("70 web", "domain 3 71 worker", 4)];
+        assert_eq!(rows, expected);
+        let folded = folded(&profile, &names, usual(&profile));
+        let line = "domain 3 71 worker;user;[user mode of domain 3] 3";
+        assert!(folded.lines().any(|found| found == line), "{folded}");
+        profile.threads.push(Thread { task: None, ..profile.threads[1].clone() });
+        assert!(summary(&profile).starts_with("10 samples of 2 vCPUs"), "{}", summary(&profile));
     }
 }

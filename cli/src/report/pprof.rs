@@ -238,7 +238,7 @@ fn locations(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{of_host, profile};
+    use super::super::tests::{of_host, profile, task};
     use super::*;
 
     /// Returns each sample's thread, numbers of thread and process, and values, as a reader finds
@@ -296,6 +296,14 @@ mod tests {
         assert_eq!(labels(&document, 3), expected(["user", "domain 3", "0", "1"]));
         let (program, names) = profile();
         assert_eq!(labels(&read(&program, &names), 0), []);
+        // A domain has said which of its threads this was.
+        let (mut host, names) = of_host();
+        host.threads[1].task = Some(task());
+        let document = read(&host, &names);
+        let process = ("process".to_owned(), "70 web".to_owned(), 0);
+        assert_eq!(labels(&document, 3).last(), Some(&process));
+        let numbers: Vec<i64> = document.sample[3].label[1..3].iter().map(|l| l.num).collect();
+        assert_eq!(numbers, [71, 70]);
     }
 
     #[test]
