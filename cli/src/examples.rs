@@ -96,7 +96,9 @@ Examples:
   perfctr record -g -e cycles -a -- sleep 10
       Samples all CPUs for ten seconds, user mode and the kernel.
   perfctr record --host -- sleep 10
-      Samples a Xen host for ten seconds: the hypervisor and all domains.";
+      Samples a Xen host for ten seconds: the hypervisor and all domains.
+  perfctr record --names
+      Records in a domain which threads execute, for a host's profile.";
 
 pub const REPORT: &str = "\
 Examples:
@@ -110,6 +112,8 @@ Examples:
       Draws who called whom, for a browser.
   perfctr report -f perf -o perf.data
       Writes the profile as a file that Linux's `perf report` reads.
+  perfctr report --guest 3=web.names
+      Names the threads and functions of a host's domain 3, which has recorded them.
   perfctr report -i perf.data
       Shows what Linux's `perf record` has recorded.";
 

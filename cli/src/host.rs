@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use perfctr::host::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Places, Xen};
+use perfctr::host::{DomainClock, HostSample, HostSamples, IDLE_DOMAIN, Mode, Places, Xen};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Error, Event};
 use perfctr_gate::text::harmless;
@@ -18,9 +18,9 @@ use shared_abi::read::Counters;
 use self::taker::{Taken, Taker};
 use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
-use crate::profile::{Frame, Layer, Module, Profile, Samples};
+use crate::profile::{ClockOf, Frame, Layer, Module, Profile, Samples, Thread};
 
-pub use self::names::{Hypervisor, Kernel, KernelList};
+pub use self::names::{Hypervisor, Kernel, KernelList, functions_of_kernel};
 
 /// The domain with the kernel whose functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
@@ -58,6 +58,7 @@ pub struct Collector {
     clock: Clock,
     modules: Modules,
     names: DomainNames,
+    clocks: Clocks,
     /// The common part of all profiles, and the virtual CPUs that were sampled since the last one.
     profile: Profile,
     samples: Samples,
@@ -74,6 +75,7 @@ impl Collector {
             clock: Clock::now(),
             modules: Modules::new(hypervisor),
             names: DomainNames::default(),
+            clocks: Clocks::default(),
             profile,
             samples: Samples::default(),
             lost: 0,
@@ -111,6 +113,7 @@ impl Collector {
         }
         // A domain may be gone before the profile is made.
         self.names.look_up(&self.profile, names_of_xl);
+        self.clocks.look_up(&self.profile, clock_of);
         Ok(())
     }
 
@@ -151,6 +154,7 @@ impl Collector {
         }
         if let Some(host) = &mut profile.host {
             host.tsc_per_second = per_second;
+            host.clocks = self.clocks.of(&profile.threads, clock_of);
         }
         profile.modules = self.modules.named(&profile);
         self.names.name(&mut profile, names_of_xl);
@@ -195,6 +199,44 @@ impl DomainNames {
     }
 }
 
+/// The time-stamp counters of domains, which are looked up when a domain is new. They are kept when
+/// a domain is gone.
+#[derive(Default)]
+struct Clocks(BTreeMap<u32, Option<DomainClock>>);
+
+impl Clocks {
+    /// Looks up the counter of each domain that is new in the profile.
+    fn look_up(&mut self, profile: &Profile, ask: impl Fn(u32) -> Option<DomainClock>) {
+        for domain in domains(&profile.threads) {
+            self.0.entry(domain).or_insert_with(|| ask(domain));
+        }
+    }
+
+    /// Returns the counters of these domains. One that has changed meanwhile is left out: the
+    /// domain has written to its counter, and it is not known when.
+    fn of(&mut self, threads: &[Thread], ask: impl Fn(u32) -> Option<DomainClock>) -> Vec<ClockOf> {
+        let of = |domain| {
+            let now = ask(domain);
+            let known = *self.0.entry(domain).or_insert(now);
+            let clock = known.filter(|known| now.is_none_or(|now| now == *known))?;
+            let DomainClock { offset, scale, fraction_bits, .. } = clock;
+            Some(ClockOf { domain, offset, scale, fraction_bits })
+        };
+        domains(threads).into_iter().filter_map(of).collect()
+    }
+}
+
+/// Returns the domains of these virtual CPUs.
+fn domains(threads: &[Thread]) -> BTreeSet<u32> {
+    let domains = threads.iter().map(|thread| thread.pid);
+    domains.filter(|&domain| domain != IDLE_DOMAIN).collect()
+}
+
+/// Asks the driver for the counter of a domain, whose virtual CPUs all read the same one.
+fn clock_of(domain: u32) -> Option<DomainClock> {
+    Xen::open().and_then(|xen| xen.clock(domain, 0)).ok()
+}
+
 /// The places of samples, in the order in which they were found.
 struct Modules {
     hypervisor: Hypervisor,
@@ -234,7 +276,7 @@ impl Modules {
                 // What the hypervisor executes for code has the code's name, so that a table can
                 // put it beside what the code executes itself. They differ in the layer.
                 Mode::Kernel | Mode::ForKernel => place(kernel_of(domain)),
-                Mode::User | Mode::ForUser => place(format!("[user mode of domain {domain}]")),
+                Mode::User | Mode::ForUser => place(user_mode_of(domain)),
                 other => place(format!("[{other:?} of domain {domain}]")),
             };
             if let (Mode::Kernel | Mode::ForKernel, Some(own)) = (mode, self.kernels.get(&domain)) {
@@ -256,8 +298,13 @@ fn layer_of(mode: Mode) -> Layer {
     }
 }
 
+/// Returns the name of a domain's user mode.
+pub fn user_mode_of(domain: u32) -> String {
+    format!("[user mode of domain {domain}]")
+}
+
 /// Returns the name of a domain's kernel.
-fn kernel_of(domain: u32) -> String {
+pub fn kernel_of(domain: u32) -> String {
     match domain {
         CONTROL_DOMAIN => "[kernel]".to_owned(),
         _ => format!("[kernel of domain {domain}]"),

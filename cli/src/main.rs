@@ -9,6 +9,7 @@ mod examples;
 mod export;
 mod gate;
 mod generate;
+mod guest;
 mod host;
 mod info;
 mod list;

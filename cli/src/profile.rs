@@ -10,6 +10,7 @@ mod collect;
 
 pub use self::collect::Samples;
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Seek, SeekFrom, Write};
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::utsname::uname;
+use perfctr::host::DomainClock;
 use perfctr_gate::text::harmless;
 use serde::{Deserialize, Serialize};
 
@@ -112,6 +114,36 @@ pub struct Host {
     /// Whether samples of the hypervisor have the place where its guest was left.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_guests: bool,
+    /// The time-stamp counters of the domains that were sampled, as far as they are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clocks: Vec<ClockOf>,
+}
+
+/// The time-stamp counter that a domain reads: `offset + (scale * host >> fraction_bits)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockOf {
+    pub domain: u32,
+    /// Unit: ticks.
+    pub offset: u64,
+    /// 0 if the counter has the host's frequency.
+    pub scale: u64,
+    pub fraction_bits: u32,
+}
+
+impl ClockOf {
+    pub fn clock(&self) -> DomainClock {
+        DomainClock::scaled(self.offset, self.scale, self.fraction_bits)
+    }
+}
+
+impl Host {
+    /// Returns the time-stamp counter at this time of a sample. Unit: ns since the recording began.
+    pub fn tsc_at(&self, time: u64) -> u64 {
+        const NS_PER_SECOND: u128 = 1_000_000_000;
+        // Times were rounded down to whole ns.
+        let ticks = (u128::from(time) * u128::from(self.tsc_per_second)).div_ceil(NS_PER_SECOND);
+        self.tsc.saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
+    }
 }
 
 /// Who executes code on a host.
@@ -199,6 +231,26 @@ pub struct Thread {
     pub name: String,
     /// The count from its start to its end. Unit: events.
     pub count: u64,
+    /// The thread of the domain that the virtual CPU executed, if the domain has said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<Task>,
+}
+
+/// A thread of a domain, as the domain's kernel knows it. Names are empty if they are not known.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Task {
+    pub pid: u32,
+    pub tid: u32,
+    pub name: String,
+    /// The name of its process's first thread.
+    pub process: String,
+}
+
+impl Task {
+    /// Returns the thread that executes while there is nothing to do.
+    pub fn idle() -> Self {
+        Self { pid: 0, tid: 0, name: "idle".to_owned(), process: "idle".to_owned() }
+    }
 }
 
 impl Thread {
@@ -207,6 +259,17 @@ impl Thread {
         match &*self.name {
             "" => format!("domain {}", self.pid),
             name => harmless(name),
+        }
+    }
+
+    /// Returns the process of a domain's thread: its number, and its name if that is known. For
+    /// virtual CPUs whose thread is not known, this is a hyphen.
+    pub fn process(&self) -> String {
+        match &self.task {
+            Some(Task { pid, process, .. }) => {
+                format!("{pid} {}", harmless(process)).trim_end().to_owned()
+            }
+            None => "-".to_owned(),
         }
     }
 }
@@ -300,10 +363,23 @@ impl Profile {
 
     /// Returns the name of a thread.
     pub fn name(&self, thread: &Thread) -> String {
-        match self.host {
-            Some(_) => format!("{} vCPU {}", thread.domain(), thread.tid),
-            None => thread.name.clone(),
+        match (&self.host, &thread.task) {
+            (Some(_), Some(Task { tid, name, .. })) => {
+                format!("{} {tid} {}", thread.domain(), harmless(name)).trim_end().to_owned()
+            }
+            (Some(_), None) => format!("{} vCPU {}", thread.domain(), thread.tid),
+            (None, _) => thread.name.clone(),
         }
+    }
+
+    /// Returns how many threads it has. Those of a host are virtual CPUs.
+    pub fn number_of_threads(&self) -> u64 {
+        let of_host = || self.threads.iter().map(|thread| (thread.pid, thread.tid));
+        let number = match self.host {
+            Some(_) => of_host().collect::<BTreeSet<_>>().len(),
+            None => self.threads.len(),
+        };
+        number as u64
     }
 
     /// Returns the number of all samples.
@@ -464,6 +540,12 @@ impl Place {
         all().with_context(|| format!("cannot write {}", self.path.display()))
     }
 
+    /// Empties the file, and returns it for somebody who writes it piece by piece.
+    pub fn begin(&self) -> io::Result<&File> {
+        self.file.set_len(0)?;
+        Ok(&self.file)
+    }
+
     /// Gives up writing, and keeps the file's former contents.
     pub fn give_up(&self) {
         if self.is_new {
@@ -492,7 +574,7 @@ mod tests {
         profile.modules.push(Module::new("/a".as_ref(), Facts::default()));
         profile.frames.push(Frame { module: Some(0), address: 16 });
         profile.frames.push(Frame { module: None, address: 32 });
-        profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59 });
+        profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59, task: None });
         profile.stacks.push(Stack {
             thread: 0,
             cpu: None,
@@ -585,6 +667,7 @@ mod tests {
             tsc: u64::MAX,
             tsc_per_second: 1,
             at_guests: true,
+            clocks: vec![ClockOf { domain: 3, offset: u64::MAX, scale: 0, fraction_bits: 0 }],
         });
         of_host.modules[0].layer = Some(Layer::Hypervisor);
         of_host.modules[0].symbols = vec![Symbol { start: 1, end: u64::MAX, name: "f".into() }];

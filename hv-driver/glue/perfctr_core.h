@@ -784,6 +784,11 @@ extern int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted);
 extern void perfctr_glue_list_domains(struct perfctr_hv_domains *answer);
 
 /*
+ * Says which time-stamp counter a domain's vCPU reads; returns 0 or a negative error number.
+ */
+extern int perfctr_glue_clock(uint32_t domain, uint32_t vcpu, struct perfctr_clock *clock);
+
+/*
  * Calls `perfctr_core_add_stats` for every physical CPU, one after another.
  */
 extern void perfctr_glue_add_stats(struct perfctr_hv_stats *total);

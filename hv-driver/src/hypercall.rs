@@ -6,10 +6,11 @@
 
 use shared_abi::hypercall::{
     FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, FEATURE_PRECISE, HvAccounting, HvAccounts,
-    HvBranches, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister,
-    HvSamples, HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES,
-    OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvBranches, HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord,
+    HvRegister, HvSamples, HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
+    OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ,
+    OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS,
+    OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -17,7 +18,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::arch::Filter;
 use crate::driver::Driver;
-use crate::guest::{Guest, Rings};
+use crate::guest::{Clock, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::ThisCpu;
 use crate::policy::{Limits, is_valid};
@@ -47,6 +48,7 @@ enum Operation {
     Place,
     Domain,
     Domains,
+    Clock,
     Stats,
     ProfileStart,
     ProfileRead,
@@ -71,6 +73,7 @@ impl Operation {
             OP_PLACE => Self::Place,
             OP_DOMAIN => Self::Domain,
             OP_DOMAINS => Self::Domains,
+            OP_CLOCK => Self::Clock,
             OP_STATS => Self::Stats,
             OP_PROFILE_START => Self::ProfileStart,
             OP_PROFILE_READ => Self::ProfileRead,
@@ -102,6 +105,7 @@ impl Operation {
             }
             Self::Domain
             | Self::Domains
+            | Self::Clock
             | Self::Stats
             | Self::ProfileStart
             | Self::ProfileRead
@@ -161,6 +165,13 @@ pub trait Caller {
     fn set_policy(&mut self, wanted: &HvDomain) -> Result<(), Errno>;
     /// Calls [`Driver::add_domain`] for each domain of the host.
     fn list_domains(&mut self, answer: &mut HvDomains);
+    /// Returns the time-stamp counter that a domain's virtual CPU reads.
+    ///
+    /// # Errors
+    ///
+    /// `SRCH` if there is no such virtual CPU; `OPNOTSUPP` if the hypervisor emulates its counter,
+    /// or has no domains.
+    fn clock(&mut self, domain: u32, vcpu: u32) -> Result<Clock, Errno>;
     /// Adds up the statistics of all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
     /// Makes the physical CPUs of the argument sample, see [`ThisCpu::start_samples`]. The host may
@@ -261,6 +272,7 @@ pub fn serve(
         }
         Request::Domain(wanted) => caller.set_policy(&wanted)?,
         Request::Domains => return list_domains(caller, bytes),
+        Request::Clock { domain, vcpu } => return clock(caller, domain, vcpu, bytes),
         Request::Stats => {
             let mut total = HvStats::new_zeroed();
             caller.add_stats(&mut total);
@@ -371,6 +383,18 @@ fn list_domains(caller: &mut impl Caller, bytes: &mut [u8]) -> Result<bool, Errn
     Ok(true)
 }
 
+fn clock(
+    caller: &mut impl Caller,
+    domain: u32,
+    vcpu: u32,
+    bytes: &mut [u8],
+) -> Result<bool, Errno> {
+    let Clock { offset, scale, fraction_bits, .. } = caller.clock(domain, vcpu)?;
+    let answer = HvClock { domain, vcpu, offset, scale, fraction_bits, reserved: 0 };
+    answer.write_to(bytes).map_err(|_| Errno::INVAL)?;
+    Ok(true)
+}
+
 fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
     let begun = caller.on_vcpu(|cpu, vcpu, _, limits| {
         if !vcpu.can_record() {
@@ -421,6 +445,13 @@ pub enum Request<'a> {
     Domain(HvDomain),
     /// Fill the argument with the host's domains.
     Domains,
+    /// Fill the argument with the time-stamp counter of this virtual CPU.
+    Clock {
+        /// The domain.
+        domain: u32,
+        /// The number of the virtual CPU in it.
+        vcpu: u32,
+    },
     /// Fill the argument with the statistics.
     Stats,
     /// Sample the host.
@@ -473,6 +504,11 @@ pub fn decode<'a>(driver: &Driver, op: u32, bytes: &'a [u8]) -> Result<Request<'
             if is_valid(&argument) { Ok(Request::Domain(argument)) } else { Err(Errno::INVAL) }
         }
         Operation::Domains if bytes.len() == size_of::<HvDomains>() => Ok(Request::Domains),
+        Operation::Clock => {
+            let HvClock { domain, vcpu, .. } =
+                HvClock::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            Ok(Request::Clock { domain, vcpu })
+        }
         Operation::Stats if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
         Operation::Domains | Operation::Stats => Err(Errno::INVAL),
         Operation::ProfileStart | Operation::ProfileRead | Operation::ProfileStop => {

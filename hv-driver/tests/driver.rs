@@ -18,10 +18,11 @@ use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     BRANCHES_KINDS, BRANCHES_USER, DOMAINS_MAX, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
     HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches,
-    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
-    HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN,
-    OP_DOMAINS, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY,
-    OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister,
+    HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES,
+    OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
+    PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1625,6 +1626,14 @@ mod requests {
                 driver().add_domain(answer, &policy, domid, domid == 0);
             }
         }
+        fn clock(&mut self, domain: u32, vcpu: u32) -> Result<Clock, Errno> {
+            match vcpu {
+                0..2 => {
+                    Ok(Clock { offset: domain.into(), scale: 3, fraction_bits: vcpu, reserved: 0 })
+                }
+                _ => Err(Errno::SRCH),
+            }
+        }
         fn add_stats(&mut self, total: &mut HvStats) {
             self.machine.pcpu.stats.add_to(total);
         }
@@ -1799,6 +1808,7 @@ mod requests {
         }
         assert_eq!(refused(OP_STATS, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(OP_DOMAINS, &[0; 8]), Errno::INVAL);
+        assert_eq!(refused(OP_CLOCK, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(OP_LOAD, &vec![0; ARGUMENT_BYTES_MAX + 1]), Errno::INVAL);
         let length = |bytes| authorize(&mut Domain::new(), OP_LOAD, bytes);
         assert_eq!(length(ARGUMENT_BYTES_MAX), Ok(()));
@@ -1875,6 +1885,18 @@ mod requests {
     }
 
     #[test]
+    fn the_control_domain_learns_which_counter_a_virtual_cpu_reads() {
+        let mut domain = Domain::new();
+        let clock = HvClock { domain: 7, vcpu: 1, ..HvClock::default() };
+        // What the caller has left in the other fields is not read.
+        let mut asked = HvClock { offset: 9, reserved: 9, ..clock };
+        assert_eq!(domain.call(OP_CLOCK, asked.as_mut_bytes()), Ok(true));
+        assert_eq!(asked, HvClock { offset: 7, scale: 3, fraction_bits: 1, ..clock });
+        let absent = HvClock { vcpu: 2, ..clock };
+        assert_eq!(refused_by(&mut domain, OP_CLOCK, absent.as_bytes()), Errno::SRCH);
+    }
+
+    #[test]
     fn what_the_caller_is_decides_what_it_gets() {
         let register = HvRegister::default();
         let mut unregistered = Domain { registered: false, ..Domain::new() };
@@ -1929,6 +1951,7 @@ mod requests {
             (OP_DOMAIN, &[1; 3][..]),
             (OP_STATS, &[]),
             (OP_DOMAINS, &[]),
+            (OP_CLOCK, &[]),
             (OP_DOMAIN, &[9; 900]),
             (OP_PROFILE_START, &[]),
             (OP_PROFILE_READ, &[]),

@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0xa
-#define PERFCTR_ABI_WORD 0xa0002
+#define PERFCTR_ABI_MINOR 0xb
+#define PERFCTR_ABI_WORD 0xb0002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -94,6 +94,7 @@ typedef int32_t __s32;
 #define PERFCTR_OP_DOMAINS 0x11
 #define PERFCTR_OP_SHOW 0x12
 #define PERFCTR_DOMAINS_MAX 0x2f
+#define PERFCTR_OP_CLOCK 0x13
 #define PERFCTR_ACCOUNTS_LEASE_MS 0x2710
 #define PERFCTR_ACCOUNTS_MAX 0x17
 #define PERFCTR_ACCOUNT_UNDIVIDED 0x1
@@ -404,6 +405,22 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, evntsel) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, period) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, cpus) == 16);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, flags) == 24);
+
+struct perfctr_hv_clock {
+	__u32 domain;
+	__u32 vcpu;
+	__u64 offset;
+	__u64 scale;
+	__u32 fraction_bits;
+	__u32 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_clock) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_clock, domain) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_clock, vcpu) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_clock, offset) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_clock, scale) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_clock, fraction_bits) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_clock, reserved) == 28);
 
 struct perfctr_hv_sample {
 	__u64 tsc;

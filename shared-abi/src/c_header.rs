@@ -41,7 +41,7 @@ const CONSTANTS: &[(&str, u64)] = constants! {
         PROFILE_LEASE_MS, PROFILE_PERIOD_MIN, PROFILE_AT_GUESTS,
         SAMPLES_MAX, SAMPLE_HYPERVISOR, SAMPLE_FOR_KERNEL, SAMPLE_FOR_USER,
         OP_ACCOUNTS_START, OP_ACCOUNTS_READ, OP_ACCOUNTS_STOP, OP_RECORD, OP_BRANCHES,
-        OP_DOMAINS, OP_SHOW, DOMAINS_MAX,
+        OP_DOMAINS, OP_SHOW, DOMAINS_MAX, OP_CLOCK,
         ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, ACCOUNT_UNDIVIDED,
         PLACE_NONE, PLACE_USER, PLACE_KERNEL, PLACE_PRECISE, FEATURE_ENABLED,
         FEATURE_COST, FEATURE_BRANCHES, FEATURE_PRECISE,
@@ -79,7 +79,7 @@ types! {
     caps::{WireCaps}
     config::{CounterConfig}
     hypercall::{HvQuery, HvRegister, HvLoad, HvShow, HvDomain, HvDomains, HvHookStats, HvStats,
-        HvPlace, HvProfile,
+        HvPlace, HvProfile, HvClock,
         HvSample, HvSamples, HvAccounting, HvAccount, HvAccounts, HvRecord, HvBranch, HvBranches}
     ioctl::{Info, Create, Control, Sums, CpuState}
     ring::{RingRequest, RingRecord}

@@ -26,6 +26,7 @@
 //! | [`OP_ACCOUNTS_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` no events are accounted |
 //! | [`OP_RECORD`] | [`HvRecord`] | any vCPU, for itself | `EOPNOTSUPP` no branches are recorded here, or not for this kind of guest, `ENXIO` no page, `EPERM` domain not enabled, `ENODEV` nothing counts on this physical CPU |
 //! | [`OP_BRANCHES`] | [`HvBranches`], in and out | any vCPU, for itself | `EOPNOTSUPP` as for [`OP_RECORD`], `ENXIO` no page |
+//! | [`OP_CLOCK`] | [`HvClock`], in and out | the control domain | `EPERM`, `ESRCH` no such virtual CPU, `EOPNOTSUPP` the hypervisor emulates its time-stamp counter, or has no domains (KVM) |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV`, `EBUSY` and `ESTALE` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_SHOW`] | [`HvShow`] | any vCPU, for itself | as for [`OP_REGISTER`], but not `EEXIST`, and as for [`OP_LOAD`] |
 //!
@@ -114,6 +115,8 @@ pub const OP_BRANCHES: u32 = 16;
 
 /// The control domain asks for a list of the domains, and which of them may count.
 pub const OP_DOMAINS: u32 = 17;
+/// The hypervisor says which time-stamp counter a domain's virtual CPU reads.
+pub const OP_CLOCK: u32 = 19;
 
 /// The hypervisor publishes the calling vCPU's counters in another page of the guest from now on,
 /// and programs a configuration there.
@@ -124,7 +127,7 @@ pub const OP_DOMAINS: u32 = 17;
 pub const OP_SHOW: u32 = 18;
 
 /// The operations on the whole host. Any domain but the control domain gets `EPERM` for them.
-pub const HOST_OPS: [u32; 9] = [
+pub const HOST_OPS: [u32; 10] = [
     OP_DOMAIN,
     OP_STATS,
     OP_PROFILE_START,
@@ -134,6 +137,7 @@ pub const HOST_OPS: [u32; 9] = [
     OP_ACCOUNTS_READ,
     OP_ACCOUNTS_STOP,
     OP_DOMAINS,
+    OP_CLOCK,
 ];
 
 /// How long the driver keeps accounts after the control domain has last read the first of them,
@@ -446,6 +450,39 @@ layout!(HvBranches, "perfctr_hv_branches", 392, {
     0 slot: "__u32",
     4 count: "__u32",
     8 branch: "struct perfctr_hv_branch" [BRANCHES_MAX],
+});
+
+/// Argument of [`OP_CLOCK`].
+///
+/// When the host's time-stamp counter is `host`, the virtual CPU reads
+/// `offset + (scale * host >> fraction_bits)`. The product has 128 bits, and the sum has 64.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvClock {
+    /// In: the domain.
+    pub domain: u32,
+    /// In: the number of the virtual CPU in it.
+    pub vcpu: u32,
+    /// Out: what is added. Unit: ticks.
+    pub offset: u64,
+    /// Out: a fixed-point number, or 0 if the counter has the host's frequency. The product is then
+    /// the host's counter itself.
+    pub scale: u64,
+    /// Out: the number of bits after the point in `scale`, below 64.
+    pub fraction_bits: u32,
+    /// Out: 0.
+    pub reserved: u32,
+}
+
+layout!(HvClock, "perfctr_hv_clock", 32, {
+    0 domain: "__u32",
+    4 vcpu: "__u32",
+    8 offset: "__u64",
+    16 scale: "__u64",
+    24 fraction_bits: "__u32",
+    28 reserved: "__u32",
 });
 
 /// Argument of [`OP_PROFILE_START`].

@@ -82,6 +82,7 @@ impl Hypervisor {
             tsc: 0,
             tsc_per_second: 0,
             at_guests: false,
+            clocks: Vec::new(),
         }
     }
 
@@ -172,10 +173,20 @@ impl Kernel {
         Ok(Self(OnceCell::from(Functions::new(known))))
     }
 
+    /// Returns a kernel with these functions: the address and the name of each.
+    pub fn of_functions(known: Vec<(u64, String)>) -> Self {
+        Self(OnceCell::from(Functions::new(known)))
+    }
+
     /// Returns the kernel's functions that contain any of these addresses.
     pub fn functions(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
         self.0.get_or_init(Functions::of_kernel).with(addresses)
     }
+}
+
+/// Returns the address and the name of each function of this machine's kernel.
+pub fn functions_of_kernel() -> Vec<(u64, String)> {
+    Functions::of_kernel().0
 }
 
 /// All functions of a hypervisor or a kernel, in the order of their addresses. Each ends where the

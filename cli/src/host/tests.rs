@@ -120,6 +120,31 @@ fn a_domain_that_is_gone_keeps_its_name() {
 }
 
 #[test]
+fn a_domains_counter_is_asked_for_when_it_is_new_and_left_out_if_it_changes() {
+    let (mut clocks, asked) = (Clocks::default(), std::cell::Cell::new(0));
+    let of = |domains: &[u32]| {
+        let (mut profile, mut samples) = (profile(), Samples::default());
+        for &domain in domains {
+            samples.thread(&mut profile, domain, 0, String::new);
+        }
+        profile
+    };
+    let first = |domain: u32| {
+        asked.set(asked.get() + 1);
+        (domain != 5).then(|| DomainClock::shifted(domain.into()))
+    };
+    clocks.look_up(&of(&[0, 3, IDLE_DOMAIN]), first);
+    clocks.look_up(&of(&[3, 4, 5]), first);
+    assert_eq!(asked.get(), 4);
+    // Domain 3 has written to its counter, and domain 4 is gone.
+    let last = |domain: u32| (domain != 4).then(|| DomainClock::shifted(domain as u64 / 3 * 7));
+    let threads = of(&[0, 3, 4, 5, 6, IDLE_DOMAIN]).threads;
+    let found = clocks.of(&threads, last);
+    let found: Vec<_> = found.iter().map(|clock| (clock.domain, clock.offset)).collect();
+    assert_eq!(found, [(0, 0), (4, 4), (6, 14)]);
+}
+
+#[test]
 fn other_domains_are_known_by_their_numbers_only() {
     let mut modules = Modules::new(hypervisor());
     for mode in [Mode::Kernel, Mode::User] {

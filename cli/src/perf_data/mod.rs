@@ -9,13 +9,21 @@
 //! of this module. The command does not use it, because it trusts the lengths that a file states: a
 //! few wrong bytes make it allocate any amount of memory, or panic.
 
+mod input;
 mod read;
+pub mod stream;
+mod tasks;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 mod write;
 
+use std::io::{Read, Seek};
+
+use anyhow::{Context, Result};
 use perf_event_open_sys::bindings as perf;
 
+pub use self::input::Opened;
 pub use self::read::read;
 pub use self::write::encode;
 
@@ -38,6 +46,7 @@ mod flag {
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub const FREQ: u64 = 1 << 10;
     pub const SAMPLE_ID_ALL: u64 = 1 << 18;
+    pub const CONTEXT_SWITCH: u64 = 1 << 26;
 }
 
 /// Sections behind the records, by their bits in the header.
@@ -53,6 +62,8 @@ mod feature {
     pub const STAT: u32 = 19;
     pub const SAMPLE_TIME: u32 = 21;
     pub const COMPRESSED: u32 = 27;
+    /// The section of `perfctr record --names`. perf leaves numbers out that it does not know.
+    pub const NAMES: u32 = 63;
 }
 
 /// Records that perf itself adds to the kernel's.
@@ -64,6 +75,8 @@ mod user_record {
     pub const COMPRESSED2: u32 = 83;
 }
 
+/// The length of the fields of a `PERF_RECORD_MMAP2` before its path. Unit: bytes.
+const MAP_BYTES: usize = 64;
 /// The length of a build-id in a file, and the flag by which a record says how much of it is used.
 const BUILD_ID_BYTES: usize = 20;
 const BUILD_ID_SIZED: u32 = 1 << 15;
@@ -74,4 +87,15 @@ pub const MAGIC_BYTES: u64 = MAGIC.len() as u64;
 /// Returns whether this is the beginning of a file of perf's.
 pub fn is(bytes: &[u8]) -> bool {
     [MAGIC, MAGIC_SWAPPED, MAGIC_OLD].iter().any(|magic| bytes.starts_with(*magic))
+}
+
+/// Returns the section that perfctr adds to what `perfctr record --names` writes.
+pub fn names_section<'a, F: Read + Seek>(opened: &'a Opened<'_, F>) -> Result<&'a [u8]> {
+    let section = opened.features.get(&feature::NAMES).map(Vec::as_slice);
+    section.context("no section of perfctr's found: another program wrote it, or it is incomplete")
+}
+
+/// Returns what is behind the fixed fields of a mapping's record: the path.
+fn map_path(body: &[u8]) -> &[u8] {
+    body.get(MAP_BYTES..).unwrap_or_default()
 }

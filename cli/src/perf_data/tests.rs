@@ -9,7 +9,7 @@ use linux_perf_data::{PerfFileReader, PerfFileRecord};
 
 use anyhow::Result;
 
-use super::read::{Map, replace};
+use super::tasks::{Map, replace};
 use super::*;
 use crate::elf::{Facts, Segment};
 use crate::profile::{Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol, Thread};
@@ -38,7 +38,7 @@ fn profile() -> Profile {
         profile.frames.push(Frame { module, address });
     }
     for (tid, pid, name) in [(7, 7, "one"), (8, 7, "two"), (9, 9, "three")] {
-        profile.threads.push(Thread { tid, pid, name: name.into(), count: 0 });
+        profile.threads.push(Thread { tid, pid, name: name.into(), count: 0, task: None });
     }
     for (thread, frames, times) in [
         (0, vec![0, 1], vec![20, 40, 40]),
@@ -317,6 +317,7 @@ fn of_host(file: bool) -> Profile {
         tsc: 5,
         tsc_per_second: 1_000_000_000,
         at_guests: false,
+        clocks: Vec::new(),
     });
     let symbol = |start, name: &str| Symbol { start, end: start + 0x20, name: name.into() };
     for (path, layer, address, symbols) in [
@@ -340,7 +341,7 @@ fn of_host(file: bool) -> Profile {
     // A program may jump to any address.
     profile.frames.push(Frame { module: Some(4), address: 1 << 63 });
     for (pid, tid, name) in [(0, 1, "Domain-0"), (3, 1, ""), (3, 0, "")] {
-        profile.threads.push(Thread { tid, pid, name: name.into(), count: 0 });
+        profile.threads.push(Thread { tid, pid, name: name.into(), count: 0, task: None });
     }
     for (n, (thread, frame)) in
         [(0, 0), (1, 0), (0, 1), (1, 2), (0, 3), (2, 4), (2, 5)].into_iter().enumerate()
@@ -477,7 +478,7 @@ fn record(file: &[u8], kind: u32) -> usize {
 #[test]
 fn a_thread_has_the_name_of_the_thread_that_has_started_it() {
     let mut written = profile();
-    written.threads[2] = Thread { tid: 9, pid: 7, name: "three".into(), count: 200 };
+    written.threads[2] = Thread { tid: 9, pid: 7, name: "three".into(), count: 200, task: None };
     let mut file = encode(&[written]).unwrap();
     let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
     let (mut at, end) = (word(&file, 40) as usize, (word(&file, 40) + word(&file, 48)) as usize);

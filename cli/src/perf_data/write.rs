@@ -47,22 +47,22 @@ pub fn encode(profiles: &[Profile]) -> Result<Vec<u8>> {
 
 /// Numbers and names as a file has them.
 #[derive(Default)]
-struct Bytes(Vec<u8>);
+pub struct Bytes(pub Vec<u8>);
 
 impl Bytes {
-    fn u32(&mut self, number: u32) -> &mut Self {
+    pub fn u32(&mut self, number: u32) -> &mut Self {
         self.0.extend(number.to_le_bytes());
         self
     }
 
-    fn u64(&mut self, number: u64) -> &mut Self {
+    pub fn u64(&mut self, number: u64) -> &mut Self {
         self.0.extend(number.to_le_bytes());
         self
     }
 
     /// Adds a name that ends with a zero, and is padded with zeros to a multiple of this many
     /// bytes.
-    fn name(&mut self, name: &[u8], multiple: usize) -> &mut Self {
+    pub fn name(&mut self, name: &[u8], multiple: usize) -> &mut Self {
         let end = self.0.len() + (name.len() + 1).next_multiple_of(multiple);
         self.0.extend(name);
         self.0.resize(end, 0);
@@ -70,13 +70,13 @@ impl Bytes {
     }
 
     /// Adds such a name after its length.
-    fn counted_name(&mut self, name: &str) -> &mut Self {
+    pub fn counted_name(&mut self, name: &str) -> &mut Self {
         self.u32((name.len() + 1).next_multiple_of(NAME_BYTES) as u32);
         self.name(name.as_bytes(), NAME_BYTES)
     }
 
     /// Returns a record of this kind, which has these bytes as its body.
-    fn record(&self, kind: u32, misc: u32) -> Result<Vec<u8>> {
+    pub fn record(&self, kind: u32, misc: u32) -> Result<Vec<u8>> {
         let size = RECORD_BYTES + self.0.len();
         let size = u16::try_from(size)
             .with_context(|| format!("a record of {size} bytes found, {} at most", u16::MAX))?;

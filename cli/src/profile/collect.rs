@@ -34,7 +34,7 @@ impl Samples {
         name: impl FnOnce() -> String,
     ) -> u32 {
         *self.threads.entry((pid, tid)).or_insert_with(|| {
-            profile.threads.push(Thread { tid, pid, name: name(), count: 0 });
+            profile.threads.push(Thread { tid, pid, name: name(), count: 0, task: None });
             profile.threads.len() as u32 - 1
         })
     }

@@ -16,6 +16,7 @@ pub mod attached;
 mod compiled;
 mod counter;
 mod host;
+mod names;
 mod recorder;
 mod space;
 
@@ -76,12 +77,14 @@ pub struct Options {
     /// Records the callers as well.
     #[arg(short = 'g', long)]
     call_graph: bool,
-    /// Writes the profile to this file, which is perf.data where perf's format is chosen.
+    /// Writes the profile to this file, which is perf.data where perf's format is chosen, and
+    /// perfctr.names with `--names`.
     #[arg(
         short,
         long,
         default_value = "perfctr.data",
         default_value_if("format", "perf", "perf.data"),
+        default_value_if("names", "true", "perfctr.names"),
         hide_default_value = true
     )]
     output: PathBuf,
@@ -123,10 +126,21 @@ pub struct Options {
     /// was entered, in place of the hypervisor's functions.
     #[arg(long, requires = "host")]
     at_guests: bool,
+    /// Takes no samples, and records which threads execute when, with their programs and functions,
+    /// as long as `--all-cpus` would. If this machine is a domain of a Xen host that is sampled
+    /// meanwhile, `perfctr report --guest` adds this to the host's profile.
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "lists", "unverified", "count", "frequency", "call_graph", "format", "pid", "tid",
+            "all_cpus", "cgroup", "host"
+        ]
+    )]
+    names: bool,
     /// The program and its arguments.
     #[arg(
         value_name = "CMD",
-        required_unless_present_any = ["pid", "tid", "all_cpus", "cgroup", "host"],
+        required_unless_present_any = ["pid", "tid", "all_cpus", "cgroup", "host", "names"],
         trailing_var_arg = true
     )]
     command: Vec<OsString>,
@@ -167,7 +181,7 @@ impl Options {
 
     fn target(&self) -> Target<'_> {
         let cgroup = self.cgroup.as_deref();
-        let all_cpus = self.all_cpus || self.host;
+        let all_cpus = self.all_cpus || self.host || self.names;
         Target::of(self.pid, self.tid, cgroup, all_cpus, &self.command)
     }
 
@@ -208,6 +222,9 @@ fn is_kernels(events: &[Event]) -> bool {
 
 /// Runs `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.names {
+        return record_names(options);
+    }
     let events = options.events()?;
     let target = options.target();
     let is_kernels = is_kernels(&events);
@@ -230,6 +247,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             print_note(line);
         }
     }
+    Ok(ExitCode::from(status))
+}
+
+/// Runs `perfctr record --names`.
+fn record_names(options: &Options) -> Result<ExitCode> {
+    let target = options.target();
+    let signals = Signals::handle(target, Some(LOOK))?;
+    // It says where the kernel has its code.
+    let place = Place::open_private(&options.output)?;
+    let status = names::run(target, &place, &signals).inspect_err(|_| place.give_up())?;
+    print_note(format_args!("which threads executed is in {}", options.output.display()));
     Ok(ExitCode::from(status))
 }
 
@@ -304,7 +332,7 @@ fn traced(
 /// Returns the messages about a profile, one in each line.
 fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(profile.threads.len() as u64, profile.thread_noun());
+    let threads = counted(profile.number_of_threads(), profile.thread_noun());
     let mut lines = vec![format!("{samples} of {threads} in {}{event}", output.display())];
     // The messages about a host always say how many samples were lost, even if none were.
     if profile.lost > 0 || profile.host.is_some() {
@@ -330,7 +358,7 @@ mod tests {
     #[test]
     fn samples_that_are_missing_are_told_of_with_the_reason() {
         let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 10);
-        profile.threads.push(Thread { tid: 1, pid: 1, name: String::new(), count: 59 });
+        profile.threads.push(Thread { tid: 1, pid: 1, name: String::new(), count: 59, task: None });
         profile.stacks.push(Stack {
             thread: 0,
             cpu: None,

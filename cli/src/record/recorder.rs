@@ -96,7 +96,7 @@ impl Observer for Recorder {
         let Some(counter) = self.source.give(pid)? else { return Ok(None) };
         let tid = pid.cast_unsigned();
         let process = status(pid, "Tgid").and_then(|text| text.parse().ok()).unwrap_or(tid);
-        let new = Thread { tid, pid: process, name: name(pid), count: 0 };
+        let new = Thread { tid, pid: process, name: name(pid), count: 0, task: None };
         for (profile, _) in &mut self.profiles {
             profile.threads.push(new.clone());
         }
@@ -155,7 +155,7 @@ mod tests {
         let profile = Profile::new(Vec::new(), String::new(), String::new(), 1_000);
         let mut recorder = Recorder::new(Source::Native(vec![event]), vec![profile]);
         let (own, other) = (std::process::id(), 1);
-        let thread = |pid| Thread { tid: pid + 1, pid, name: String::new(), count: 0 };
+        let thread = |pid| Thread { tid: pid + 1, pid, name: String::new(), count: 0, task: None };
         recorder.profiles[0].0.threads = vec![thread(other), thread(own)];
         for pid in [other, own] {
             recorder.spaces.insert(pid, Space::of(own).unwrap());

@@ -41,12 +41,12 @@ pub struct Space {
 
 /// Memory that may be executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Map {
-    addresses: Range<u64>,
+pub struct Map {
+    pub addresses: Range<u64>,
     /// Its offset in the file.
-    offset: u64,
+    pub offset: u64,
     /// The file, or the kernel's name of this memory. It is empty if there is neither.
-    path: OsString,
+    pub path: OsString,
 }
 
 impl Space {
@@ -142,8 +142,7 @@ impl Space {
 
     /// Reads the present mappings. Returns whether anything has changed.
     pub fn look(&mut self, files: &mut Files) -> bool {
-        let text = fs::read(format!("/proc/{}/maps", self.process)).unwrap_or_default();
-        let maps: Vec<Map> = text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect();
+        let maps = mappings(self.process).unwrap_or_default();
         if maps.is_empty() || maps == self.maps {
             return false;
         }
@@ -192,6 +191,16 @@ impl Space {
             None => place(files, self.map(address), address),
         }
     }
+}
+
+/// Returns the memory of a process that may be executed.
+///
+/// # Errors
+///
+/// The kernel's error, if the process has ended.
+pub fn mappings(process: u32) -> io::Result<Vec<Map>> {
+    let text = fs::read(format!("/proc/{process}/maps"))?;
+    Ok(text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect())
 }
 
 /// Returns the place of an address in the file that is mapped there, or in the kernel.

@@ -61,7 +61,13 @@ mod tests {
         }
         profile.stacks[0].frames = vec![3];
         profile.stacks[2].frames = vec![4];
-        profile.threads.push(Thread { tid: 0, pid: 0x7fff, name: "idle".into(), count: 0 });
+        profile.threads.push(Thread {
+            tid: 0,
+            pid: 0x7fff,
+            name: "idle".into(),
+            count: 0,
+            task: None,
+        });
         profile.stacks.push(Stack {
             thread: 2,
             cpu: Some(0),

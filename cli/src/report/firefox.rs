@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::symbols::Named;
 use super::{framed, layer, summary};
 use crate::host::CONTROL_DOMAIN;
-use crate::profile::{Layer, Profile, Stack, Thread};
+use crate::profile::{Layer, Profile, Stack};
 
 /// The time between two samples of profiles without times. The profiler wants some, so a track's
 /// samples follow each other there, one in each ms.
@@ -45,7 +45,8 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
         };
         let mut frames: Vec<FrameInfo> = framed(names, stack).map(frame).collect();
         let thread = stack.thread as usize;
-        samples.extend(threads[thread].samples(&mut document, stack, &frames)?);
+        let (tracks, of_threads) = &mut threads;
+        samples.extend(tracks[of_threads[thread]].samples(&mut document, stack, &frames)?);
         if let Some(cpu) = stack.cpu.and_then(|cpu| cpus.get_mut(&cpu)) {
             let vcpu = profile.name(&profile.threads[thread]);
             frames.insert(0, label(&mut document, &vcpu, CategoryHandle::OTHER));
@@ -71,21 +72,34 @@ fn remove_cpu_times(document: &mut Value) {
     }
 }
 
-/// Adds a track for each thread. In the profile of a host these are virtual CPUs.
-fn threads(document: &mut Document, profile: &Profile) -> Vec<Track> {
-    let mut processes = HashMap::new();
-    let track = |thread: &Thread| {
+/// Adds a track for each thread. In the profile of a host these are virtual CPUs, and the threads
+/// of domains that are known, which several virtual CPUs may have executed. Returns the tracks, and
+/// the index of each thread's track.
+fn threads(document: &mut Document, profile: &Profile) -> (Vec<Track>, Vec<usize>) {
+    let (mut processes, mut known) = (HashMap::new(), HashMap::new());
+    let (mut tracks, mut of_threads) = (Vec::new(), Vec::new());
+    for (n, thread) in profile.threads.iter().enumerate() {
         let is_vcpu = profile.host.is_some();
         let title = profile.name(thread);
-        let process = *processes.entry(thread.pid).or_insert_with(|| {
-            let process = if is_vcpu { thread.domain() } else { title.clone() };
-            document.add_process(&process, thread.pid, at(0))
+        let (domain, task) = (thread.pid, thread.task.as_ref());
+        let process = *processes.entry((domain, task.map(|task| task.pid))).or_insert_with(|| {
+            let (name, pid) = match task {
+                Some(task) => (format!("{} {}", thread.domain(), thread.process()), task.pid),
+                None if is_vcpu => (thread.domain(), domain),
+                None => (title.clone(), domain),
+            };
+            document.add_process(&name, pid, at(0))
         });
         // The numbers of a domain and of its virtual CPUs have nothing to do with each other.
-        let is_main = !is_vcpu && thread.tid == thread.pid;
-        Track::new(document, process, thread.tid, is_main, &title)
-    };
-    profile.threads.iter().map(track).collect()
+        let (pid, tid) = task.map_or((domain, thread.tid), |task| (task.pid, task.tid));
+        let is_main = (!is_vcpu || task.is_some()) && tid == pid;
+        let key = (domain, task, task.is_none().then_some(n));
+        of_threads.push(*known.entry(key).or_insert_with(|| {
+            tracks.push(Track::new(document, process, tid, is_main, &title));
+            tracks.len() - 1
+        }));
+    }
+    (tracks, of_threads)
 }
 
 /// Adds a track for each physical CPU that has samples.
@@ -168,7 +182,7 @@ fn at(ns: u64) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::super::symbols;
-    use super::super::tests::{of_host, profile, with_kernel};
+    use super::super::tests::{of_host, profile, task, with_kernel};
     use super::*;
     use crate::elf::Facts;
     use crate::profile::{self, Module};
@@ -228,6 +242,23 @@ mod tests {
             all.filter(|category| category.as_u64() == Some(kernel as u64)).count()
         };
         assert_eq!([of(0), of(1)], [0, 1]);
+    }
+
+    #[test]
+    fn a_thread_of_a_domain_has_one_track_on_whatever_virtual_cpus_it_was() {
+        let (mut profile, names) = of_host();
+        profile.threads[1].task = Some(task());
+        let other = profile::Thread { tid: 0, ..profile.threads[1].clone() };
+        profile.threads.push(other);
+        profile.stacks[2].thread = 2;
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let track = |thread: &Value| {
+            let text = |key: &str| thread[key].as_str().unwrap().to_owned();
+            (text("processName"), text("name"), text("tid"), stacks(thread).len())
+        };
+        let tracks: Vec<_> = document["threads"].as_array().unwrap().iter().map(track).collect();
+        let expected = ("domain 3 70 web".into(), "domain 3 71 worker".into(), "71".into(), 4);
+        assert!(tracks.contains(&expected) && tracks.len() == 4, "{tracks:?}");
     }
 
     #[test]

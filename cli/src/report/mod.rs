@@ -21,6 +21,7 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use perfctr_gate::text::harmless;
 
 use self::symbols::Named;
+use crate::guest::{self, Guest};
 use crate::perf_data;
 use crate::profile::{Layer, Profile, Stack};
 use crate::text::{counted, print_bytes, print_note};
@@ -55,6 +56,10 @@ pub struct Options {
     /// must have been recorded with `--at-guests`.
     #[arg(long, conflicts_with_all = ["call_graph", "annotate", "format"])]
     caused: bool,
+    /// Adds to a host's profile what a domain has recorded of its own threads and programs with
+    /// `perfctr record --names`. May be given once for each domain.
+    #[arg(long, value_name = "DOMAIN=FILE")]
+    guest: Vec<Guest>,
     /// Writes this format.
     #[arg(short, long, value_enum, default_value = "text")]
     format: Format,
@@ -66,8 +71,11 @@ pub struct Options {
 /// Columns of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Key {
-    /// The thread's number and name.
+    /// The thread's number and name. In a host's profile this is the virtual CPU, or the thread of
+    /// the domain if `--guest` names it.
     Thread,
+    /// The number and the name of the domain's process, in a host's profile with `--guest`.
+    Process,
     /// The file that the code is in.
     Module,
     /// The function.
@@ -91,8 +99,12 @@ impl Key {
     pub fn columns(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
         let is_host = profile.host.is_some();
         let has_layers = profile.modules.iter().any(|module| module.layer.is_some());
+        let has_tasks = profile.threads.iter().any(|thread| thread.task.is_some());
         if keys.is_empty() {
             return Ok(match (is_host, has_layers) {
+                (true, _) if has_tasks => {
+                    vec![Self::Layer, Self::Domain, Self::Process, Self::Symbol]
+                }
                 (true, _) => vec![Self::Layer, Self::Domain, Self::Symbol],
                 (false, true) => vec![Self::Layer, Self::Symbol],
                 (false, false) => vec![Self::Symbol],
@@ -103,6 +115,10 @@ impl Key {
             ensure!(
                 is_host || has_layers || *key != Self::Layer,
                 "the profile has no samples of the kernel, so it has no layers"
+            );
+            ensure!(
+                has_tasks || *key != Self::Process,
+                "the profile does not say which processes its domains executed: `--guest` adds that"
             );
             ensure!(
                 is_host || !is_hosts,
@@ -144,6 +160,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut profiles = Profile::read(&options.input)?;
     if let Some(event) = &options.event {
         choose(&mut profiles, event)?;
+    }
+    for guest in &options.guest {
+        for profile in &mut profiles {
+            print_note(guest::join(profile, guest)?);
+        }
     }
     for profile in &profiles {
         ensure!(
@@ -361,9 +382,9 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 
 /// Returns a line that describes the samples.
 pub fn summary(profile: &Profile) -> String {
-    let Profile { period, frequency, event, provider, threads, .. } = profile;
+    let Profile { period, frequency, event, provider, .. } = profile;
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(threads.len() as u64, profile.thread_noun());
+    let threads = counted(profile.number_of_threads(), profile.thread_noun());
     let [event, provider] = [event, provider].map(|text| harmless(text));
     let every = match frequency {
         Some(frequency) => {
@@ -379,7 +400,7 @@ mod tests {
     use super::symbols::Place;
     use super::*;
     use crate::elf::Facts;
-    use crate::profile::{Frame, Host, Module, Symbol, Thread};
+    use crate::profile::{Frame, Host, Module, Symbol, Task, Thread};
 
     /// Returns a profile of two threads in `f`. One sample is in a function that was inlined there.
     /// `main` calls `f`.
@@ -393,7 +414,7 @@ mod tests {
             profile.frames.push(Frame { module: Some(0), address });
         }
         for (tid, name) in [(7, "one"), (8, "two")] {
-            profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450 });
+            profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450, task: None });
         }
         for (thread, samples, frames) in [(0, 3, vec![0, 2]), (1, 1, vec![0, 2]), (1, 2, vec![1])] {
             profile.stacks.push(Stack { thread, cpu: None, samples, frames, times: Vec::new() });
@@ -421,6 +442,11 @@ mod tests {
         );
     }
 
+    /// Returns a thread that a domain has named.
+    pub fn task() -> Task {
+        Task { pid: 70, tid: 71, name: "worker".into(), process: "web".into() }
+    }
+
     /// Returns a profile of a host: the hypervisor for two domains, a kernel, and a user mode.
     pub fn of_host() -> (Profile, Vec<Named>) {
         let mut profile = Profile::new(Vec::new(), "xen".into(), "cycles".into(), 10_000);
@@ -431,6 +457,7 @@ mod tests {
             tsc: 5,
             tsc_per_second: 1_000_000_000,
             at_guests: false,
+            clocks: Vec::new(),
         });
         for (n, (path, layer)) in [
             ("[xen]", Layer::Hypervisor),
@@ -451,7 +478,7 @@ mod tests {
         profile.modules[0].symbols = function(0xffff_8000_0000_0000, "schedule");
         profile.modules[1].symbols = function(0xffff_8000_0000_0008, "do_idle");
         for (domain, name) in [(0, "Domain-0"), (3, "")] {
-            let thread = Thread { tid: 1, pid: domain, name: name.into(), count: 0 };
+            let thread = Thread { tid: 1, pid: domain, name: name.into(), count: 0, task: None };
             profile.threads.push(thread);
         }
         for (thread, cpu, samples, frame) in
@@ -572,5 +599,27 @@ mod tests {
         for part in ["<svg", "./a b", "6 samples of 2 threads", "g:&lt;inlined&gt; (3 samples"] {
             assert!(text.contains(part), "{part} in {text}");
         }
+    }
+
+    #[test]
+    fn threads_of_domains_are_shown_where_they_are_known() {
+        let (mut profile, names) = of_host();
+        let why = Key::columns(&[Key::Process], &profile).unwrap_err().to_string();
+        assert!(why.ends_with("`--guest` adds that"), "{why}");
+        profile.threads[1].task = Some(task());
+        let columns = Key::columns(&[], &profile).unwrap();
+        assert_eq!(columns, [Key::Layer, Key::Domain, Key::Process, Key::Symbol]);
+        let keys = [Key::Process, Key::Thread];
+        let rows: Vec<_> = table::rows(&profile, &names, &keys).into_iter().collect();
+        let row = |process: &str, thread: &str, samples| {
+            (vec![process.to_owned(), thread.to_owned()], samples)
+        };
+        let expected = [row("-", "Domain-0 vCPU 1", 6), row("70 web", "domain 3 71 worker", 4)];
+        assert_eq!(rows, expected);
+        let folded = folded(&profile, &names, usual(&profile));
+        let line = "domain 3 71 worker;user;[user mode of domain 3] 3";
+        assert!(folded.lines().any(|found| found == line), "{folded}");
+        profile.threads.push(Thread { task: None, ..profile.threads[1].clone() });
+        assert!(summary(&profile).starts_with("10 samples of 2 vCPUs"), "{}", summary(&profile));
     }
 }

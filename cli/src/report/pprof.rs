@@ -141,13 +141,14 @@ pub fn encode(profile: &profile::Profile, names: &[Named]) -> Vec<u8> {
     let [tid, pid, thread] = ["tid", "pid", "thread"].map(|key| strings.of(key));
     let sample = |stack: &profile::Stack| {
         let of = &profile.threads[stack.thread as usize];
+        let numbers = of.task.as_ref().map_or((of.tid, of.pid), |task| (task.tid, task.pid));
         let mut label = vec![
             Label { key: thread, str: strings.of(&profile.name(of)), num: 0 },
-            Label { key: tid, str: 0, num: of.tid.into() },
-            Label { key: pid, str: 0, num: of.pid.into() },
+            Label { key: tid, str: 0, num: numbers.0.into() },
+            Label { key: pid, str: 0, num: numbers.1.into() },
         ];
         if profile.host.is_some() {
-            let labels = labels_of_host(profile, names, stack);
+            let labels = labels_of_host(profile, names, stack).into_iter();
             label.extend(labels.map(|[key, text]| Label {
                 key: strings.of(&key),
                 str: strings.of(&text),
@@ -180,10 +181,13 @@ fn labels_of_host(
     profile: &profile::Profile,
     names: &[Named],
     stack: &profile::Stack,
-) -> [[String; 2]; 4] {
+) -> Vec<[String; 2]> {
     let column = |key: Key| [key.heading(), cell(profile, names, stack, key, 0)];
-    let vcpu = profile.threads[stack.thread as usize].tid.to_string();
-    [column(Key::Layer), column(Key::Domain), ["vcpu".to_owned(), vcpu], column(Key::Cpu)]
+    let thread = &profile.threads[stack.thread as usize];
+    let vcpu = ["vcpu".to_owned(), thread.tid.to_string()];
+    let mut labels = vec![column(Key::Layer), column(Key::Domain), vcpu, column(Key::Cpu)];
+    labels.extend(thread.task.iter().map(|_| column(Key::Process)));
+    labels
 }
 
 fn mappings(profile: &profile::Profile, strings: &mut Strings) -> Vec<Mapping> {
@@ -234,7 +238,7 @@ fn locations(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{of_host, profile};
+    use super::super::tests::{of_host, profile, task};
     use super::*;
 
     /// Returns each sample's thread, numbers of thread and process, and values, as a reader finds
@@ -292,6 +296,14 @@ mod tests {
         assert_eq!(labels(&document, 3), expected(["user", "domain 3", "0", "1"]));
         let (program, names) = profile();
         assert_eq!(labels(&read(&program, &names), 0), []);
+        // A domain has said which of its threads this was.
+        let (mut host, names) = of_host();
+        host.threads[1].task = Some(task());
+        let document = read(&host, &names);
+        let process = ("process".to_owned(), "70 web".to_owned(), 0);
+        assert_eq!(labels(&document, 3).last(), Some(&process));
+        let numbers: Vec<i64> = document.sample[3].label[1..3].iter().map(|l| l.num).collect();
+        assert_eq!(numbers, [71, 70]);
     }
 
     #[test]

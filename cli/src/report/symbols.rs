@@ -246,7 +246,7 @@ fn places_of_link(path: &Path, name: &Path) -> Option<[PathBuf; 3]> {
 }
 
 /// Returns every function in the file's unwind table, by address.
-pub(super) fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
+pub fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
     let section = file.section_by_name(".eh_frame")?;
     let table = EhFrame::new(section.data().ok()?, LittleEndian);
     let bases = BaseAddresses::default().set_eh_frame(section.address());

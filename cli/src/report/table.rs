@@ -87,6 +87,7 @@ pub fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u
     let named = &names[stack.frames[0] as usize];
     match key {
         Key::Thread => thread(profile, stack),
+        Key::Process => profile.threads[stack.thread as usize].process(),
         Key::Module => named.module.clone(),
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),

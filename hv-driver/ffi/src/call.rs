@@ -4,6 +4,7 @@
 
 use core::ffi::c_void;
 
+use hv_driver::guest::Clock;
 use hv_driver::hypercall::{self, Caller, Permission};
 use hv_driver::{Driver, Guest, Limits, ThisCpu, Vcpu};
 use shared_abi::hypercall::{
@@ -15,7 +16,7 @@ use crate::on_cpu::without_interrupts;
 use crate::x86::X86Pmu;
 use crate::{
     from_return, perfctr_glue_accounts_read, perfctr_glue_accounts_start,
-    perfctr_glue_accounts_stop, perfctr_glue_add_stats, perfctr_glue_copy_in,
+    perfctr_glue_accounts_stop, perfctr_glue_add_stats, perfctr_glue_clock, perfctr_glue_copy_in,
     perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_list_domains,
     perfctr_glue_machine, perfctr_glue_permits, perfctr_glue_profile_read,
     perfctr_glue_profile_start, perfctr_glue_profile_stop, perfctr_glue_register,
@@ -133,6 +134,13 @@ impl Caller for Current<'_> {
     fn list_domains(&mut self, answer: &mut HvDomains) {
         // SAFETY: C passes the structure, which nobody else has, to `perfctr_core_add_domain`.
         unsafe { perfctr_glue_list_domains(answer) }
+    }
+
+    fn clock(&mut self, domain: u32, vcpu: u32) -> Result<Clock, Errno> {
+        let mut clock = Clock::native();
+        // SAFETY: C accepts any numbers, and writes only to `clock`, before it returns.
+        from_return(unsafe { perfctr_glue_clock(domain, vcpu, &mut clock) })?;
+        Ok(clock)
     }
 
     fn add_stats(&mut self, total: &mut HvStats) {

@@ -897,6 +897,8 @@ unsafe extern "C" {
     fn perfctr_glue_set_policy(wanted: *const HvDomain) -> c_int;
     /// Calls `perfctr_core_add_domain` for every domain.
     fn perfctr_glue_list_domains(answer: *mut HvDomains);
+    /// Says which time-stamp counter a domain's vCPU reads; returns 0 or a negative error number.
+    fn perfctr_glue_clock(domain: u32, vcpu: u32, clock: *mut Clock) -> c_int;
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
     fn perfctr_glue_add_stats(total: *mut HvStats);
     /// Begins to sample the host's physical CPUs; returns 0 or a negative error number.

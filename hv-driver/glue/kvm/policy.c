@@ -167,6 +167,12 @@ void perfctr_glue_list_domains(struct perfctr_hv_domains *answer)
 	mutex_unlock(&kvm_lock);
 }
 
+/* Linux's perf, which samples hosts of KVM, knows their machines. */
+int perfctr_glue_clock(u32 domain, u32 vcpu, struct perfctr_clock *clock)
+{
+	return -EOPNOTSUPP;
+}
+
 /*
  * A host has more machines than fit into a page of text. So the file is not
  * text: a read of a structure at an offset returns the machines of processes

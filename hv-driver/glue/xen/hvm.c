@@ -13,7 +13,7 @@
 
 #include "private.h"
 
-static struct perfctr_clock clock_of(const struct vcpu *v)
+struct perfctr_clock perfctr_hvm_clock(const struct vcpu *v)
 {
     struct perfctr_clock clock = {
         .offset = v->arch.hvm.cache_tsc_offset,
@@ -54,7 +54,7 @@ bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
     const char *why = why_not(curr);
     const struct perfctr_guest hvm = {
         .rings = PERFCTR_RINGS_HARDWARE,
-        .clock = clock_of(curr),
+        .clock = perfctr_hvm_clock(curr),
     };
 
     if ( why )
@@ -71,7 +71,7 @@ bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
 /* Xen calls this before v is switched in. */
 void perfctr_hvm_update_clock(const struct vcpu *v)
 {
-    struct perfctr_clock clock = clock_of(v);
+    struct perfctr_clock clock = perfctr_hvm_clock(v);
 
     perfctr_core_set_clock(perfctr_core_of(v->arch.perfctr), &clock);
 }

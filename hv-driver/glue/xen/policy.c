@@ -92,3 +92,31 @@ int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
     rcu_unlock_domain(d);
     return rc;
 }
+
+/* A PV guest reads the host's counter, which is what the core has put there. */
+static int clock_of(const struct domain *d, const struct vcpu *v,
+                    struct perfctr_clock *clock)
+{
+    if ( !v )
+        return -ESRCH;
+    if ( d->arch.vtsc )
+        return -EOPNOTSUPP;
+    if ( is_hvm_vcpu(v) )
+        *clock = perfctr_hvm_clock(v);
+    return 0;
+}
+
+int perfctr_glue_clock(uint32_t domain, uint32_t vcpu,
+                       struct perfctr_clock *clock)
+{
+    struct domain *d = NULL;
+    int rc;
+
+    if ( domain < DOMID_FIRST_RESERVED )
+        d = rcu_lock_domain_by_id(domain);
+    if ( !d )
+        return -ESRCH;
+    rc = clock_of(d, domain_vcpu(d, vcpu), clock);
+    rcu_unlock_domain(d);
+    return rc;
+}

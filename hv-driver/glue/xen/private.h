@@ -111,6 +111,7 @@ void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place);
 
 /* hvm.c */
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
+struct perfctr_clock perfctr_hvm_clock(const struct vcpu *v);
 void perfctr_hvm_update_clock(const struct vcpu *v);
 void cf_check perfctr_hvm_tell(void *v);
 void perfctr_hvm_update_intercept(struct vcpu *v);

@@ -2,6 +2,7 @@
 //! The hypervisor's driver, by which a host's administrator decides which guests may count.
 
 mod accounts;
+mod clock;
 mod kvm;
 mod samples;
 mod symbols;
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::provider::{known, place};
 pub use accounts::{Divided, HostAccount, HostAccounts};
+pub use clock::DomainClock;
 use kvm::Kvm;
 pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Places};
 pub use symbols::Symbol;

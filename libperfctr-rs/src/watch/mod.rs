@@ -10,6 +10,7 @@
 mod ring;
 mod samples;
 mod totals;
+mod turns;
 
 use std::fs::{self, File};
 use std::io;
@@ -22,6 +23,7 @@ use perf_event_open_sys::bindings as perf;
 use self::samples::Fields;
 pub use self::samples::{Sample, Samples};
 pub use self::totals::Totals;
+pub use self::turns::{Turns, TurnsForm};
 pub use crate::total::Total;
 
 use crate::cpus;

@@ -826,6 +826,10 @@ impl<'a> Caller for Hypercall<'a> {
         unreachable!("no domain here may ask")
     }
 
+    fn clock(&mut self, _: u32, _: u32) -> Result<hv_driver::guest::Clock, Errno> {
+        unreachable!("no domain here may ask")
+    }
+
     fn add_stats(&mut self, total: &mut HvStats) {
         for cpu in &self.machine.cpus {
             cpu.core.borrow().stats.add_to(total);

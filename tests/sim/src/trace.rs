@@ -4,9 +4,9 @@
 use core::mem::offset_of;
 
 use shared_abi::hypercall::{
-    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_DOMAIN, OP_DOMAINS,
-    OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY,
-    OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
+    OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK, OP_DOMAIN,
+    OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::PAGE_BYTES;
 use shared_abi::sync::simulated::Access;
@@ -141,6 +141,7 @@ fn operation(op: u32) -> &'static str {
         OP_BRANCHES => "branches",
         OP_DOMAINS => "domains",
         OP_SHOW => "show",
+        OP_CLOCK => "clock",
         _ => "unknown",
     }
 }

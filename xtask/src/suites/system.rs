@@ -11,18 +11,22 @@ use crate::suites::report::{Report, Volume};
 use crate::suites::tenants;
 
 /// Boots machines that keep counters for samples of themselves and for accounts of virtual CPUs,
-/// and compares both with the emulator's tally. On the first one, the command samples the host, and
-/// then guests sample themselves while the host is sampled. On the second one, an AMD machine, a
-/// PVH tenant is sampled, and in the long tier also the host. The long tier has two more: one where
-/// there are only accounts, and one where a PVH tenant is sampled and accounted.
+/// and compares both with the emulator's tally. On the first one, the command samples the host,
+/// also while the control domain says which threads it executes, and then guests sample themselves
+/// while the host is sampled. On the second one, an AMD machine, a PVH tenant is sampled, and in
+/// the long tier also the host. The long tier has two more: one where there are only accounts, and
+/// one where a PVH tenant is sampled and accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(
-        "/work/system; system=$?; /work/host-profile || system=1; for tests in {tests_beside}; do \
+        "/work/system; system=$?; \
+         for other in host-profile active; do /work/$other || system=1; done; \
+         for tests in {tests_beside}; do \
          /work/system /work/overflow $tests || exit; done; exit $system"
     );
     let mut spec = spec("pv", "profile", &["sh", "-c", &beside])?;
     spec.add_program("vm-tests", "overflow")?;
+    spec.add_program("vm-tests", "active")?;
     add_command(&mut spec)?;
     report.program(spec, "system")?;
     let both = "/work/system; system=$?; /work/system passive && exit $system";

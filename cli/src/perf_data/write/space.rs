@@ -10,6 +10,7 @@ use shared_abi::limits::PAGE_BYTES;
 use super::super::perf;
 use super::who;
 use crate::elf::Segment;
+use crate::host::user_mode_of;
 use crate::profile::{Frame, Module, Profile, Thread};
 
 /// The first address that is no process's.
@@ -59,11 +60,16 @@ pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
                     continue;
                 }
                 let Frame { module, address } = frame;
-                let Some(index) = module else {
+                let module = module.map(|index| &profile.modules[index as usize]);
+                // If a domain's process is known, the user mode of the domain is the memory in
+                // which it is not known what the process has mapped.
+                let is_file = |module: &&Module| {
+                    !who::is_known(pid) || module.path != user_mode_of(thread.pid)
+                };
+                let Some(module) = module.filter(is_file) else {
                     space.anonymous.insert(address);
                     continue;
                 };
-                let module = &profile.modules[index as usize];
                 let (low, high) = used.entry((pid, module)).or_insert((address, address));
                 (*low, *high) = ((*low).min(address), (*high).max(address));
             }
@@ -73,7 +79,7 @@ pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
     // The file must be the same whenever it is written.
     used.sort_by_key(|((pid, module), _)| (*pid, &module.path, &module.build_id));
     for ((pid, module), (low, high)) in used {
-        spaces.entry(pid).or_default().put(module, low, high)?;
+        spaces.entry(pid).or_default().put(module, low, high, !who::is_known(pid))?;
     }
     Ok(spaces)
 }
@@ -86,8 +92,9 @@ pub fn is_users(profile: &Profile, thread: &Thread, frame: Frame) -> bool {
 }
 
 impl<'a> Space<'a> {
-    /// Finds a place for a file in which these addresses are used.
-    fn put(&mut self, module: &'a Module, low: u64, high: u64) -> Result<()> {
+    /// Finds a place for a file in which these addresses are used. `is_domain` says whether the
+    /// process stands for a domain, if the profile is that of a host.
+    fn put(&mut self, module: &'a Module, low: u64, high: u64, is_domain: bool) -> Result<()> {
         let page = PAGE_BYTES as u64;
         let start = low - low % page;
         // Code without a file has the extent that is used.
@@ -106,8 +113,9 @@ impl<'a> Space<'a> {
         let first = code.iter().map(|segment| segment.address).min().unwrap_or(0);
         let last = ends.iter().copied().max().unwrap_or(0);
         // In user mode only modules of a host's profile have a layer. The user mode of a domain is
-        // the only module of its process, so its addresses conflict with no other module's.
-        let is_hosts = module.layer.is_some();
+        // the only module of its process, so its addresses conflict with no other module's. This is
+        // not so if the domain has said what its processes have mapped.
+        let is_hosts = module.layer.is_some() && is_domain;
         let bias = if is_hosts || (first >= ADDRESS_MIN && self.is_free(first, last)) {
             0
         } else {

@@ -2,7 +2,8 @@
 //! Who executes in a profile, in the form of perf's files: a process, a thread, and a mode.
 //!
 //! In the profile of a host, perf's host is the hypervisor together with the control domain. All
-//! other domains are its guests. A domain is a process, and its virtual CPUs are the threads.
+//! other domains are its guests. A domain is a process, and its virtual CPUs are the threads. If a
+//! domain has said which threads they executed, these threads and their processes are as well.
 
 use anyhow::{Result, ensure};
 
@@ -18,19 +19,46 @@ const THREADS: u32 = 10_000;
 /// The numbers of domains have to be below this. Xen's are below 2^15.
 const DOMAINS: u32 = 100_000;
 
+/// The number of the first process of a domain that is known by its own number. All domains have
+/// lower numbers.
+const PROCESSES: u32 = DOMAINS * THREADS;
+
 /// Returns the number of a thread's process.
 pub fn process(profile: &Profile, thread: &Thread) -> u32 {
-    match profile.host {
-        Some(_) => thread.pid.wrapping_mul(THREADS).wrapping_add(1),
-        None => thread.pid,
+    match (&profile.host, &thread.task) {
+        (Some(_), Some(task)) => first(profile, |other| {
+            other
+                .task
+                .as_ref()
+                .is_some_and(|other| (other.pid, &other.process) == (task.pid, &task.process))
+                && other.pid == thread.pid
+        }),
+        (Some(_), None) => thread.pid.wrapping_mul(THREADS).wrapping_add(1),
+        (None, _) => thread.pid,
     }
+}
+
+/// Returns the number that the first of these threads gives them all. The numbers that domains give
+/// their processes would conflict with each other.
+fn first(profile: &Profile, is_like: impl Fn(&Thread) -> bool) -> u32 {
+    let index = profile.threads.iter().position(is_like).unwrap_or(0);
+    PROCESSES.saturating_add(index as u32)
+}
+
+/// Returns whether this is the number of a process that is known by its own number, and not that of
+/// a domain.
+pub fn is_known(process: u32) -> bool {
+    process >= PROCESSES
 }
 
 /// Returns a thread's number.
 pub fn thread(profile: &Profile, thread: &Thread) -> u32 {
-    match profile.host {
-        Some(_) => process(profile, thread).wrapping_add(thread.tid),
-        None => thread.tid,
+    match (&profile.host, &thread.task) {
+        (Some(_), Some(_)) => {
+            first(profile, |other| (other.pid, &other.task) == (thread.pid, &thread.task))
+        }
+        (Some(_), None) => process(profile, thread).wrapping_add(thread.tid),
+        (None, _) => thread.tid,
     }
 }
 

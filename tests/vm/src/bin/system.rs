@@ -17,6 +17,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use perfctr::host::DomainClock;
 use perfctr::rdpmc::Hardware;
 use serde_json::{Value, json};
 use shared_abi::hypercall::{
@@ -383,7 +384,8 @@ fn tenant() -> Result<()> {
         Some([u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?])
     });
     let program: Vec<[u64; 2]> = ranges.collect::<Option<_>>().context("malformed maps")?;
-    send(&json!({"kernel": [[address("_stext")?, address("_etext")?]], "program": program}));
+    let kernel = [[address("_stext")?, address("_etext")?]];
+    send(&json!({"kernel": kernel, "program": program, "tsc": Hardware.clock()}));
     loop {
         work();
     }
@@ -392,9 +394,12 @@ fn tenant() -> Result<()> {
 /// Samples physical CPU 0, on which a PVH tenant executes that does not know of it.
 fn passive() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
+    let before = Hardware.clock();
     let (tenant, code) = start_passive_tenant(&xen)?;
+    let (during, mut tally) = ([before, Hardware.clock()], Tally::default());
+    clocks(&tenant, number(&code["tsc"]), during, &mut tally)?;
     let session = move_to_cpu(&xen, &cpus()?)?;
-    let (profile, mut tally) = (Profile::new(&xen), Tally::default());
+    let profile = Profile::new(&xen);
     let (own, at_guests) = (&profile, &profile.at_guests());
     for (name, evntsel, profile) in [
         ("ring 0", RING_0_ONLY, own),
@@ -420,6 +425,30 @@ fn passive() -> Result<ExitCode> {
     drop(session);
     ends_while_sampled(&profile, tenant, &mut tally)?;
     Ok(tally.finish())
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+/// Checks which time-stamp counters domains read, by the driver. The tenant has read its own one,
+/// which was this number, while the host's was between these two.
+fn clocks(tenant: &Tenant, read: u64, during: [u64; 2], tally: &mut Tally) -> Result<()> {
+    let xen = perfctr::host::Xen::open()?;
+    let clock = xen.clock(tenant.domain.into(), 0)?;
+    let [from, to] = during.map(|host| clock.at(host));
+    println!("a tenant has read {read}, between {from} and {to} by {clock:?}, {during:?}");
+    // Before the tenant was created, its counter would have been below 0.
+    let fits = read.wrapping_sub(from) <= to.wrapping_sub(from) && read > 0;
+    tally.check("the driver says which time-stamp counter a tenant reads", equal(fits, true));
+    let own = xen.clock(CONTROL_DOMAIN.into(), 0).ok();
+    let native = Some(DomainClock::native());
+    tally.check("a PV domain reads the host's time-stamp counter", equal(own, native));
+    let absent = xen.clock(tenant.domain.into(), 7).map_err(|error| error.to_string());
+    let refused = absent.as_ref().is_err_and(|error| error.contains("No such process"));
+    println!("{absent:?}");
+    tally.check("a virtual CPU that is not there has no counter", equal(refused, true));
+    Ok(())
 }
 
 /// Destroys a tenant while the host is sampled, and checks that sampling goes on without it.

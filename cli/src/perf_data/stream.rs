@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Writes a file of perf's while it is recorded: what the kernel has written, what was known of
+//! processes before, and a section of perfctr's own behind that.
+
+use std::collections::BTreeSet;
+use std::io::{self, Seek, SeekFrom, Write};
+
+use anyhow::Result;
+use perfctr::watch::TurnsForm;
+
+use super::input::{before_zero, in_file};
+use super::turns::NO_CPU;
+use super::write::Bytes;
+use super::{
+    BUILD_ID_BYTES, HEADER_BYTES, MAGIC, SECTION_BYTES, feature, map_path, perf, user_record,
+};
+use crate::elf::from_hex;
+
+/// Where the length of the records is in the file, and behind it the bits of the sections.
+const RECORDS_LENGTH_AT: u64 = 48;
+const BITS_AT: u64 = 72;
+
+/// Code that a process has mapped.
+pub struct Mapped<'a> {
+    pub pid: u32,
+    pub start: u64,
+    pub size: u64,
+    pub offset: u64,
+    pub path: &'a [u8],
+    pub build_id: Option<&'a str>,
+}
+
+/// What the kernel's records say beside what executes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The paths of files with code that were mapped.
+    pub files: BTreeSet<Vec<u8>>,
+    /// How many records were lost.
+    pub lost: u64,
+}
+
+/// A file that is being written.
+pub struct Stream<W> {
+    file: W,
+    /// The length of the records.
+    bytes: u64,
+}
+
+impl<W: Write + Seek> Stream<W> {
+    /// Writes what is before the records.
+    pub fn new(mut file: W, form: &TurnsForm) -> io::Result<Self> {
+        let attribute_bytes = u64::from(perf::PERF_ATTR_SIZE_VER5) + SECTION_BYTES;
+        let mut head = Bytes::default();
+        head.0.extend(MAGIC);
+        head.u64(HEADER_BYTES).u64(attribute_bytes);
+        head.u64(HEADER_BYTES).u64(attribute_bytes);
+        head.u64(HEADER_BYTES + attribute_bytes).u64(0);
+        head.u64(0).u64(0);
+        head.u64(0).u64(0).u64(0).u64(0);
+        let TurnsForm { kind, config, fields, flags, clock, .. } = *form;
+        head.u32(kind).u32(perf::PERF_ATTR_SIZE_VER5).u64(config).u64(0);
+        head.u64(fields).u64(0).u64(flags);
+        // There are no breakpoints, branches, registers and stacks.
+        head.0.resize(head.0.len() + 44, 0);
+        head.u32(clock as u32).u64(0).u64(0);
+        // There are no identifiers.
+        head.u64(HEADER_BYTES).u64(0);
+        file.write_all(&head.0)?;
+        Ok(Self { file, bytes: 0 })
+    }
+
+    /// Adds records of the kernel's.
+    pub fn add(&mut self, records: &[u8]) -> Result<Seen> {
+        let mut seen = Seen::default();
+        in_file(records, |record| {
+            match record.kind {
+                perf::PERF_RECORD_LOST => {
+                    let lost = record.body.get(8..16).and_then(|word| word.try_into().ok());
+                    seen.lost = seen.lost.saturating_add(lost.map_or(0, u64::from_le_bytes));
+                }
+                perf::PERF_RECORD_MMAP2 => {
+                    seen.files.insert(before_zero(map_path(record.body)).to_vec());
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        self.write(records)?;
+        Ok(seen)
+    }
+
+    /// Ends a round, in which the rings of all CPUs were read.
+    pub fn end_round(&mut self) -> Result<()> {
+        self.write(&Bytes::default().record(user_record::FINISHED_ROUND, 0)?)?;
+        Ok(())
+    }
+
+    /// Adds the name that a thread has at this time.
+    pub fn name(&mut self, pid: u32, tid: u32, name: &[u8], time: u64) -> Result<()> {
+        let mut body = Bytes::default();
+        body.u32(pid).u32(tid).name(name, 8);
+        let record = identified(&mut body, pid, tid, time).record(perf::PERF_RECORD_COMM, 0)?;
+        Ok(self.write(&record)?)
+    }
+
+    /// Adds code that a process has mapped at this time.
+    pub fn map(&mut self, map: &Mapped<'_>, time: u64) -> Result<()> {
+        let Mapped { pid, start, size, offset, path, build_id } = *map;
+        let mut body = Bytes::default();
+        body.u32(pid).u32(pid).u64(start).u64(size).u64(offset);
+        let mut misc = perf::PERF_RECORD_MISC_USER;
+        match build_id.and_then(from_hex).filter(|id| id.len() <= BUILD_ID_BYTES) {
+            Some(id) => {
+                misc |= perf::PERF_RECORD_MISC_MMAP_BUILD_ID;
+                body.u32(id.len() as u32).0.extend(&id);
+                body.0.resize(body.0.len() + BUILD_ID_BYTES - id.len(), 0);
+            }
+            None => _ = body.u32(0).u32(0).u64(0).u64(0),
+        }
+        body.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
+        body.name(path, 8);
+        let record = identified(&mut body, pid, pid, time).record(perf::PERF_RECORD_MMAP2, misc)?;
+        Ok(self.write(&record)?)
+    }
+
+    /// Ends the file with perfctr's own section, and returns it. Until now it has no records for
+    /// readers.
+    pub fn finish(mut self, section: &[u8]) -> io::Result<W> {
+        let attribute_bytes = u64::from(perf::PERF_ATTR_SIZE_VER5) + SECTION_BYTES;
+        let at = HEADER_BYTES + attribute_bytes + self.bytes + SECTION_BYTES;
+        let mut table = Bytes::default();
+        table.u64(at).u64(section.len() as u64);
+        self.file.write_all(&table.0)?;
+        self.file.write_all(section)?;
+        self.file.seek(SeekFrom::Start(RECORDS_LENGTH_AT))?;
+        self.file.write_all(&self.bytes.to_le_bytes())?;
+        self.file.seek(SeekFrom::Start(BITS_AT))?;
+        self.file.write_all(&(1_u64 << feature::NAMES).to_le_bytes())?;
+        self.file.flush()?;
+        Ok(self.file)
+    }
+
+    fn write(&mut self, records: &[u8]) -> io::Result<()> {
+        self.bytes += records.len() as u64;
+        self.file.write_all(records)
+    }
+}
+
+/// Adds the fields that the kernel's records have at their end.
+fn identified(body: &mut Bytes, pid: u32, tid: u32, time: u64) -> &mut Bytes {
+    body.u32(pid).u32(tid).u64(time).u32(NO_CPU).u32(0)
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Records which threads execute when, and which programs and files they execute, without taking
+//! samples: a host that samples this machine as one of its domains can name them then.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use libc::pid_t;
+use perfctr::watch::Turns;
+
+use super::space::mappings;
+use crate::elf::Facts;
+use crate::guest::about::About;
+use crate::guest::clock::Moment;
+use crate::perf_data::stream::{Mapped, Stream};
+use crate::profile::Place;
+use crate::program::beside::{self, Beside};
+use crate::program::{Signals, Target, processes, threads};
+use crate::text::{counted, print_note};
+
+/// How often both clocks are read in a row, at the beginning and at the end, and in between.
+const ATTEMPTS: u32 = 100;
+const ATTEMPTS_BETWEEN: u32 = 3;
+/// The time between two moments that are kept. Of all that were read meanwhile, the most exact one
+/// is kept.
+const KEPT_EACH: Duration = Duration::from_secs(1);
+/// After records were lost, the state of all processes is read anew, but not more often than this.
+const ANEW_EACH: Duration = Duration::from_secs(1);
+/// The time of what was there before the first record.
+const BEFORE: u64 = 0;
+
+/// Records until the command ends, if there is one, or until an interrupt. Returns the exit status
+/// of the command.
+pub fn run(target: Target<'_>, place: &Place, signals: &Signals) -> Result<u8> {
+    let (command, _) = target.parts();
+    let mut recording = Recording::new(place)?;
+    let (status, _) = beside::run(command, None, signals, &mut recording)?;
+    recording.finish()?;
+    Ok(status)
+}
+
+struct Recording<'a> {
+    turns: Turns,
+    stream: Stream<BufWriter<&'a File>>,
+    moments: Vec<Moment>,
+    /// The most exact moment since the last one that was kept.
+    next: Option<Moment>,
+    kept: Instant,
+    /// The files with code that were mapped.
+    files: BTreeSet<Vec<u8>>,
+    build_ids: HashMap<Vec<u8>, Option<String>>,
+    lost: u64,
+    /// Whether records were lost since the state of all processes was read.
+    is_old: bool,
+    read: Instant,
+}
+
+impl<'a> Recording<'a> {
+    fn new(place: &'a Place) -> Result<Self> {
+        let turns = Turns::open()?;
+        let stream = Stream::new(BufWriter::new(place.begin()?), &turns.form())?;
+        let now = Instant::now();
+        Ok(Self {
+            turns,
+            stream,
+            moments: Vec::new(),
+            next: None,
+            kept: now,
+            files: BTreeSet::new(),
+            build_ids: HashMap::new(),
+            lost: 0,
+            is_old: false,
+            read: now,
+        })
+    }
+
+    /// Takes what the kernel has written.
+    fn take(&mut self) -> Result<()> {
+        for records in self.turns.take() {
+            let mut seen = self.stream.add(&records)?;
+            self.files.append(&mut seen.files);
+            self.lost = self.lost.saturating_add(seen.lost);
+            self.is_old |= seen.lost > 0;
+        }
+        if self.is_old && self.read.elapsed() >= ANEW_EACH {
+            (self.is_old, self.read) = (false, Instant::now());
+            self.add_all(Moment::now(1)?.ns)?;
+        }
+        self.stream.end_round()
+    }
+
+    /// Adds the names and mappings of all threads, as they are at this time.
+    fn add_all(&mut self, time: u64) -> Result<()> {
+        for pid in processes()? {
+            // A process may end at any moment.
+            let number = pid.cast_unsigned();
+            for tid in threads(pid).unwrap_or_default() {
+                if let Ok(name) = fs::read(format!("/proc/{pid}/task/{tid}/comm")) {
+                    let name = name.strip_suffix(b"\n").unwrap_or(&name);
+                    self.stream.name(number, tid.cast_unsigned(), name, time)?;
+                }
+            }
+            for map in mappings(number).unwrap_or_default() {
+                let path = map.path.as_bytes();
+                let build_id = self.build_ids.entry(path.to_vec()).or_insert_with(|| {
+                    let is_file = Path::new(&map.path).is_file();
+                    is_file.then(|| Facts::read(Path::new(&map.path)).build_id).flatten()
+                });
+                let size = map.addresses.end - map.addresses.start;
+                let (start, offset) = (map.addresses.start, map.offset);
+                let build_id = build_id.as_deref();
+                let map = Mapped { pid: number, start, size, offset, path, build_id };
+                self.stream.map(&map, time)?;
+                self.files.insert(path.to_vec());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the recording, and adds the functions of all files and of the kernel.
+    fn finish(mut self) -> Result<()> {
+        self.moments.push(Moment::now(ATTEMPTS)?);
+        self.take()?;
+        if self.lost > 0 {
+            let lost = counted(self.lost, "record");
+            print_note(format_args!("lost {lost}: they came faster than they were read"));
+        }
+        let about = About::this(self.moments, &self.files);
+        self.stream.finish(&serde_json::to_vec(&about)?)?;
+        Ok(())
+    }
+}
+
+impl Beside for Recording<'_> {
+    fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
+        self.add_all(BEFORE)?;
+        self.moments.push(Moment::now(ATTEMPTS)?);
+        self.kept = Instant::now();
+        self.take()
+    }
+
+    fn tick(&mut self) -> Result<()> {
+        let now = Moment::now(ATTEMPTS_BETWEEN)?;
+        let better = |best: &Moment| now.within < best.within;
+        if self.next.as_ref().is_none_or(better) {
+            self.next = Some(now);
+        }
+        if self.kept.elapsed() >= KEPT_EACH {
+            self.moments.extend(self.next.take());
+            self.kept = Instant::now();
+        }
+        self.take()
+    }
+}
