@@ -32,7 +32,8 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 2.7 | [`OP_RECORD`](crate::hypercall::OP_RECORD) and [`OP_BRANCHES`](crate::hypercall::OP_BRANCHES); a hypervisor that has them says [`FEATURE_BRANCHES`](crate::hypercall::FEATURE_BRANCHES) |
 /// | 2.8 | [`OP_DOMAINS`](crate::hypercall::OP_DOMAINS), and limits of single domains in [`HvDomain`](crate::hypercall::HvDomain); a hypervisor without them answers `EINVAL` |
 /// | 2.9 | [`MODE_PRECISE`](crate::config::MODE_PRECISE) and [`PLACE_PRECISE`](crate::hypercall::PLACE_PRECISE); a hypervisor that has them says [`FEATURE_PRECISE`](crate::hypercall::FEATURE_PRECISE) |
-pub const ABI_MINOR: u16 = 9;
+/// | 2.10 | [`FEATURE_USER_BRANCHES`](crate::hypercall::FEATURE_USER_BRANCHES): [`OP_RECORD`](crate::hypercall::OP_RECORD) for user mode only |
+pub const ABI_MINOR: u16 = 10;
 
 /// The word that pages carry, with the major in its low half and the minor in its high half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;

@@ -11,10 +11,18 @@ use crate::suites::report::Report;
 use crate::suites::tenants;
 use crate::tools::sh;
 
-/// Boots a machine whose processors record branches. Its control domain and a PV tenant compare
-/// each branch in samples with single steps.
+/// Boots a machine whose processors record branches as Intel's do, and one with AMD's. Each time
+/// the control domain and a PV tenant compare each branch in samples with single steps, and on
+/// AMD's processors so does a PVH tenant.
 pub fn run(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("pv", ["/work/perf", "branches"])?.driver("branches")?;
+    compared(report, "pv", &[])?;
+    compared(report, "pvh", &["--pvh"])
+}
+
+/// Boots one machine of this topology.
+fn compared(report: &mut Report, topology: &str, options: &[&str]) -> Result<()> {
+    let command = [&["/work/perf", "branches"], options].concat();
+    let mut spec = Spec::new(topology, command)?.driver("branches")?;
     spec.topology.cpu.push_str(",pmu-lbr=on");
     spec.files.push((rootfs::perf()?, "/".into()));
     let source = sh::project().join("tests/vm/src/bin/perf/branchy.S");

@@ -138,7 +138,11 @@ enum Role {
     /// In this domain, which is the tenant and executes this as its first program.
     Tenant,
     /// The branches in samples, here and in a PV tenant, which this creates.
-    Branches,
+    Branches {
+        /// Also in a PVH tenant.
+        #[arg(long)]
+        pvh: bool,
+    },
     /// The same in this domain, which is the tenant.
     BranchesTenant,
     /// Precise samples, where an overflow's interrupt comes late.
@@ -154,7 +158,7 @@ fn main() -> Result<ExitCode> {
         Role::Here { only, without_places } => here(&only, without_places),
         Role::Pvh => tenant::control(),
         Role::Tenant => tenant::run(),
-        Role::Branches => branches::control(&Machine::new(Some(host()?))?),
+        Role::Branches { pvh } => branches::control(&Machine::new(Some(host()?))?, pvh),
         Role::BranchesTenant => branches::tenant(),
         Role::Precise { skid } => precise::check_all(&Machine::new(Some(host()?))?, skid),
     }
