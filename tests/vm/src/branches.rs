@@ -75,6 +75,11 @@ impl Path {
         self.executed.len()
     }
 
+    /// Returns the number of branches that were taken.
+    pub fn taken(&self) -> usize {
+        self.taken.len()
+    }
+
     /// Returns the address of the instruction after this many others.
     pub fn place_after(&self, instructions: usize) -> Option<u64> {
         self.executed.get(instructions).copied()

@@ -3,6 +3,7 @@
 //! threads are moved between vCPUs, and vCPUs between physical CPUs. It tests in the control domain
 //! and in a tenant that it creates.
 
+mod bolted;
 mod bpf;
 mod branches;
 mod cgroup;
@@ -145,6 +146,8 @@ enum Role {
     },
     /// The same in this domain, which is the tenant.
     BranchesTenant,
+    /// A program, and the same one optimised by a profile of its branches.
+    Bolted,
     /// Precise samples, where an overflow's interrupt comes late.
     Precise {
         /// How many instructions late it comes.
@@ -160,6 +163,7 @@ fn main() -> Result<ExitCode> {
         Role::Tenant => tenant::run(),
         Role::Branches { pvh } => branches::control(&Machine::new(Some(host()?))?, pvh),
         Role::BranchesTenant => branches::tenant(),
+        Role::Bolted => bolted::check(),
         Role::Precise { skid } => precise::check_all(&Machine::new(Some(host()?))?, skid),
     }
 }
