@@ -161,6 +161,17 @@ impl Event {
         self.0.as_fd()
     }
 
+    /// Has each overflow call a program of eBPF.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn call(&self, program: &impl AsRawFd) -> Result<(), Errno> {
+        let program = program.as_raw_fd() as u32;
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
+        Errno::result(unsafe { ioctls::SET_BPF(self.0.as_raw_fd(), program) }).map(drop)
+    }
+
     /// Lets the event count until it has overflowed this many times.
     ///
     /// # Errors

@@ -44,7 +44,8 @@ fn compared() -> Result<(), String> {
         return fail("it computes something else");
     }
     println!(
-        "note taken branches: {} before, {} after; instructions: {}, {}; branches: {}, {}; cycles: {}, {}",
+        "note taken branches: {} before, {} after; instructions: {}, {}; branches: {}, {}; \
+         cycles: {}, {}",
         before.taken,
         after.taken,
         before.instructions,

@@ -15,6 +15,7 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_BRANCH_IND_CALL, PERF_SAMPLE_BRANCH_IND_JUMP, PERF_SAMPLE_BRANCH_KERNEL,
     PERF_SAMPLE_BRANCH_USER,
 };
+use vm_tests::bpf::BranchReader;
 use vm_tests::branches::{Branch, Path};
 use vm_tests::guest::is_pv;
 use vm_tests::in_tenant::{Moves, Tests};
@@ -60,6 +61,7 @@ const TESTS_OWN_RINGS: Tests<fn(&Machine) -> Result<()>> = Tests {
         ("every branch of a sample was taken before it", of_one),
         ("each kind of branches is recorded alone", of_each_kind),
         ("the kernel's branches are refused", without_kernel),
+        ("a program of eBPF reads the branches of a sample", by_ebpf),
     ],
     moved: &[
         ("every branch of a sample was taken before it, on any vCPU", of_one),
@@ -81,6 +83,7 @@ pub fn control(machine: &Machine, pvh: bool) -> Result<ExitCode> {
     test("the kernel's branches are recorded with a program's, and Xen's never", of_the_kernel);
     test("a user without rights sees no branch of the kernel", of_nobody);
     test("perf record -b shows every branch", recorded);
+    test("a program of eBPF reads every branch of a sample", by_ebpf);
     test("vCPUs are moved, and every branch of a sample was taken before it", moved);
     if tally.finish() != ExitCode::SUCCESS {
         return Ok(ExitCode::FAILURE);
@@ -281,6 +284,29 @@ fn refused(_: &Machine) -> Result<()> {
         let errno = open(kinds, period);
         ensure!(errno == Some(Errno::EOPNOTSUPP), "{what}: {errno:?}");
     }
+    Ok(())
+}
+
+/// Checks what `bpf_read_branch_records` gives a program that each overflow calls.
+fn by_ebpf(_: &Machine) -> Result<()> {
+    let path = Path::of(&mut Command::new(PROGRAMS[0]))?;
+    let held = Held::start(&mut Command::new(PROGRAMS[0]))?;
+    let whose = Whose::Thread(held.pid());
+    let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+    let sampling = Sampling::with_branches(instructions, PERIOD, whose, USER | ANY)?;
+    let expected = path.instructions() / PERIOD as usize;
+    let reader = BranchReader::attach(&sampling.event, expected)?;
+    held.run()?;
+    let samples = reader.samples()?;
+    let (mut executed, mut branches) = (0, 0);
+    for sample in 1..=samples {
+        let (events, read) = reader.sample(sample)?;
+        executed += events as usize;
+        branches += path.check(executed, ANY, &read)?;
+    }
+    let all = expected * PERIOD as usize;
+    ensure!(executed == all, "samples of {executed} instructions, expected {all}");
+    ensure!(branches > 8 * samples, "{branches} branches in {samples} samples");
     Ok(())
 }
 

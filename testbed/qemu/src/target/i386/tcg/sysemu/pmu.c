@@ -1056,6 +1056,8 @@ static uint64_t *find_amd_msr(CPUX86State *env, uint32_t msr, uint64_t *writable
         case V2_CONTROL:
             return &env->msr_global_ctrl;
         case V2_STATUS_CLEAR:
+            *writable = UINT64_MAX; /* Linux sets all bits */
+            return &env->msr_global_ovf_ctrl;
         case V2_STATUS_SET:
             *writable |= has_debugctl(env_archcpu(env)) ? GLOBAL_FROZEN : 0;
             *writable |= env_archcpu(env)->has_pmu_lbr ? GLOBAL_RECORDS_FROZEN : 0;
