@@ -263,7 +263,7 @@ impl BranchRegisters {
 ///
 /// The processors that have these records may have addresses of 57 bits, but Xen uses 48 of them,
 /// for itself and for its guests.
-const fn extended(register: u64) -> u64 {
+fn extended(register: u64) -> u64 {
     const ABOVE: u32 = u64::BITS - 48;
     ((register << ABOVE) as i64 >> ABOVE) as u64
 }

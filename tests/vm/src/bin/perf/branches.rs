@@ -2,8 +2,10 @@
 //! Tests the branches in perf's samples: each has to be the branch that single steps of the same
 //! program have found there.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
@@ -143,16 +145,29 @@ impl Seen {
     }
 }
 
+/// Single-steps a program when it is first asked for, and returns what it executes, which is the
+/// same each time.
+fn path_of(program: &'static str) -> Result<&'static Path> {
+    static STEPPED: Mutex<BTreeMap<&str, &Path>> = Mutex::new(BTreeMap::new());
+    let mut stepped = STEPPED.lock().expect("no thread panics");
+    if let Some(path) = stepped.get(program) {
+        return Ok(path);
+    }
+    let path = Box::leak(Box::new(Path::of(&mut Command::new(program))?));
+    stepped.insert(program, path);
+    Ok(path)
+}
+
 /// Samples a program, and compares each branch with single steps. Branches that begin or end in
 /// the kernel are only counted.
-fn sampled(program: &str, kinds: u32, seen: &mut Seen) -> Result<()> {
-    let path = Path::of(&mut Command::new(program))?;
+fn sampled(program: &'static str, kinds: u32, seen: &mut Seen) -> Result<()> {
+    let path = path_of(program)?;
     let held = Held::start(&mut Command::new(program))?;
     let whose = Whose::Thread(held.pid());
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     let mut sampling = Sampling::with_branches(instructions, PERIOD, whose, kinds)?;
     held.run()?;
-    compare(&path, kinds, &mut sampling, seen)
+    compare(path, kinds, &mut sampling, seen)
 }
 
 fn compare(path: &Path, kinds: u32, sampling: &mut Sampling, seen: &mut Seen) -> Result<()> {
@@ -211,8 +226,7 @@ fn of_each_kind(_: &Machine) -> Result<()> {
 /// Checks the branches of two programs that take turns on one vCPU.
 fn of_two(machine: &Machine) -> Result<()> {
     let cpu = *machine.cpus.last().context("there is no CPU")?;
-    let paths: Result<Vec<_>> =
-        PROGRAMS.iter().map(|program| Path::of(&mut Command::new(program))).collect();
+    let paths: Result<Vec<_>> = PROGRAMS.into_iter().map(path_of).collect();
     let start = |program: &&str| -> Result<_> {
         let held = Held::start(&mut Command::new(program))?;
         run_on(held.pid(), &[cpu])?;
@@ -289,7 +303,7 @@ fn refused(_: &Machine) -> Result<()> {
 
 /// Checks what `bpf_read_branch_records` gives a program that each overflow calls.
 fn by_ebpf(_: &Machine) -> Result<()> {
-    let path = Path::of(&mut Command::new(PROGRAMS[0]))?;
+    let path = path_of(PROGRAMS[0])?;
     let held = Held::start(&mut Command::new(PROGRAMS[0]))?;
     let whose = Whose::Thread(held.pid());
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
@@ -316,7 +330,7 @@ fn moved(machine: &Machine) -> Result<()> {
 
 /// Runs `perf record -b`, and `perf script`, which prints the branches.
 fn recorded(_: &Machine) -> Result<()> {
-    let path = Path::of(&mut Command::new(PROGRAMS[0]))?;
+    let path = path_of(PROGRAMS[0])?;
     let period = PERIOD.to_string();
     let options = ["-b", "-c", &period, "-e", "instructions:u", "-o", DATA, PROGRAMS[0]];
     perf(&[&["record"], &options[..]].concat())?;
