@@ -9,7 +9,7 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 328
+#define PERFCTR_DRIVER_BYTES 344
 
 /*
  * Bytes of storage of a physical CPU.

@@ -9,6 +9,7 @@ use shared_abi::PhysSlot;
 use shared_abi::hypercall::{BRANCHES_MAX, HvBranches};
 
 use crate::arch::{BranchRecord, Filter};
+use crate::guest::Rings;
 use crate::hal::Pmu;
 use crate::pcpu::ThisCpu;
 
@@ -16,6 +17,11 @@ use crate::pcpu::ThisCpu;
 #[derive(Debug)]
 pub(crate) struct Branches {
     filter: Filter,
+    /// The modes of the guest in which the processor has to record.
+    ///
+    /// These are all modes of a guest with rings of its own: the processor itself knows which of
+    /// its branches are of user mode, and the driver does not see when the mode changes.
+    during: Filter,
     /// Counters that have overflowed where the branches were read, and whose branches the guest has
     /// not asked for.
     slots: u32,
@@ -26,13 +32,18 @@ pub(crate) struct Branches {
 impl Branches {
     pub(crate) const NONE: Self = Self {
         filter: Filter::NONE,
+        during: Filter::NONE,
         slots: 0,
         count: 0,
         record: [BranchRecord::NONE; BRANCHES_MAX],
     };
 
     /// Sets which branches to record from now on, and discards the earlier records.
-    pub(crate) fn select(&mut self, filter: Filter) {
+    pub(crate) fn select(&mut self, filter: Filter, rings: Rings) {
+        self.during = match rings {
+            Rings::Folded => filter,
+            Rings::Hardware => filter.in_all_modes(),
+        };
         (self.filter, self.slots) = (filter, 0);
     }
 
@@ -49,7 +60,7 @@ impl Branches {
     /// Returns whether a change of the guest's mode starts or stops recording.
     #[inline(always)]
     pub(crate) const fn is_gated(&self) -> bool {
-        self.filter.is_gated()
+        self.during.is_gated()
     }
 
     /// Begins to record, in the guest's kernel or in its user mode, on a CPU that may have another
@@ -58,13 +69,13 @@ impl Branches {
         if !self.is_none() {
             cpu.begin_records(self.filter);
         }
-        cpu.record(self.filter.records(in_kernel));
+        cpu.record(self.during.records(in_kernel));
     }
 
     /// Handles the guest's change to its kernel or to its user mode.
     #[inline(always)]
     pub(crate) fn change_mode<P: Pmu>(&self, cpu: &mut ThisCpu<'_, P>, in_kernel: bool) {
-        cpu.record(self.filter.records(in_kernel));
+        cpu.record(self.during.records(in_kernel));
     }
 
     /// Reads the records for the counters `slots`, which were just seen to have overflowed.

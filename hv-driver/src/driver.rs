@@ -2,6 +2,7 @@
 //! Defines the state that all CPUs of the host share.
 
 use shared_abi::caps::{CAPS_ALL_EVENTS, VENDOR_AMD};
+use shared_abi::hypercall::{BRANCHES_MODES, BRANCHES_USER};
 use shared_abi::{Config, PhysSlot, PmuCaps};
 
 use crate::account::Session;
@@ -130,6 +131,21 @@ impl Driver {
             serials: Serials::new(),
             enabled,
         })
+    }
+
+    /// Returns the modes (`BRANCHES_*`) of a guest with such rings whose branches can be recorded.
+    ///
+    /// The hypervisor and the kernel of a guest with rings of its own both execute in ring 0, so
+    /// the processor's filter cannot tell their branches apart. Those of user mode are the guest's,
+    /// since the hypervisor executes nothing in ring 3. But the processor has to keep recording
+    /// when it enters and leaves the guest.
+    pub(crate) fn modes_recorded(&self, rings: Rings) -> u32 {
+        match (rings, &self.registers.branches) {
+            (_, None) => 0,
+            (Rings::Folded, Some(_)) => BRANCHES_MODES,
+            (Rings::Hardware, Some(branches)) if branches.last_through_exits() => BRANCHES_USER,
+            (Rings::Hardware, Some(_)) => 0,
+        }
     }
 
     /// Returns the slots of a configuration whose places the processor can store, if it is of a

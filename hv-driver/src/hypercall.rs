@@ -5,12 +5,12 @@
 //! copies the caller's bytes once; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED, FEATURE_PRECISE, HvAccounting, HvAccounts,
-    HvBranches, HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord,
-    HvRegister, HvSamples, HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
-    OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ,
-    OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS,
-    OP_STOP, OP_UNREGISTER,
+    BRANCHES_MODES, BRANCHES_USER, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
+    FEATURE_PRECISE, FEATURE_USER_BRANCHES, HvAccounting, HvAccounts, HvBranches, HvClock,
+    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
+    HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK,
+    OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -243,14 +243,8 @@ pub fn serve(
 ) -> Result<bool, Errno> {
     match decode(driver, op, bytes)? {
         Request::Query => {
-            let folded = caller.guest().is_some_and(|guest| guest.rings == Rings::Folded);
             let mut query = answer(driver, caller.limits(), caller.machine());
-            if folded && driver.registers.branches.is_some() {
-                query.features |= FEATURE_BRANCHES;
-            }
-            if folded && driver.has_precise() {
-                query.features |= FEATURE_PRECISE;
-            }
+            query.features |= caller.guest().map_or(0, |guest| features_of(driver, guest.rings));
             query.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
@@ -295,7 +289,9 @@ pub fn serve(
         Request::AccountsStop => caller.stop_accounts()?,
         Request::Record(filter) => record(caller, filter)?,
         Request::Branches(slot) => {
-            let take = |vcpu: &mut Vcpu| vcpu.can_record().then(|| vcpu.take_branches(slot));
+            let take = |vcpu: &mut Vcpu| {
+                vcpu.can_record(driver, Filter::NONE).then(|| vcpu.take_branches(slot))
+            };
             let taken = caller.on_vcpu(|_, vcpu, _, _| take(vcpu)).ok_or(Errno::NXIO)?;
             taken.ok_or(Errno::OPNOTSUPP)?.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
@@ -376,6 +372,17 @@ fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
     loaded.ok_or(Errno::NXIO)?
 }
 
+/// Returns the features (`FEATURE_*`) that depend on the guest's rings.
+fn features_of(driver: &Driver, rings: Rings) -> u32 {
+    let branches = match driver.modes_recorded(rings) {
+        BRANCHES_MODES => FEATURE_BRANCHES,
+        BRANCHES_USER => FEATURE_USER_BRANCHES,
+        _ => 0,
+    };
+    let is_placed = rings == Rings::Folded && driver.has_precise();
+    branches | if is_placed { FEATURE_PRECISE } else { 0 }
+}
+
 fn list_domains(caller: &mut impl Caller, bytes: &mut [u8]) -> Result<bool, Errno> {
     let answer = HvDomains::mut_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
     answer.count = 0;
@@ -397,7 +404,7 @@ fn clock(
 
 fn record(caller: &mut impl Caller, filter: Filter) -> Result<(), Errno> {
     let begun = caller.on_vcpu(|cpu, vcpu, _, limits| {
-        if !vcpu.can_record() {
+        if !vcpu.can_record(cpu.driver, filter) {
             return Err(Errno::OPNOTSUPP);
         }
         limits.ok_or(Errno::PERM)?;

@@ -210,6 +210,11 @@ impl<P: Pmu> ThisCpu<'_, P> {
 
     /// Discards the branches that were recorded here. From the next call of
     /// [`record`](Self::record) on, the CPU records those that `filter` selects.
+    ///
+    /// This function is not inlined, so that vCPUs that record nothing do not save registers for
+    /// it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn begin_records(&self, filter: Filter) {
         if let Some(branches) = &self.driver.registers.branches {
             branches.begin(self.pmu, filter);

@@ -219,16 +219,16 @@ impl Vcpu {
         }
     }
 
-    /// Returns whether the vCPU's branches can be recorded. The driver has to know when the guest
-    /// changes its mode, which it knows only for [`Rings::Folded`].
-    pub fn can_record(&self) -> bool {
-        self.rings == Rings::Folded
+    /// Returns whether the vCPU's branches can be recorded as the filter says.
+    pub fn can_record(&self, driver: &Driver, filter: Filter) -> bool {
+        let recorded = driver.modes_recorded(self.rings);
+        recorded != 0 && filter.modes() & !recorded == 0
     }
 
     /// Discards the branches that were recorded for the calling vCPU, and records from now on those
     /// that `filter` selects. The guest is in its kernel.
     pub fn record<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, filter: Filter) {
-        self.branches.select(filter);
+        self.branches.select(filter, self.rings);
         self.plain = self.is_plain(cpu.driver);
         cpu.enter(HOOK_LOAD, |cpu| self.branches.begin(cpu, true));
     }
@@ -329,7 +329,7 @@ impl Vcpu {
             if !allowed || self.needs_pmu() && !cpu.pcpu.counts() {
                 // The page does not allow direct reads until the guest loads again.
                 self.state.direct = false;
-                self.branches.select(Filter::NONE);
+                self.branches.select(Filter::NONE, self.rings);
                 self.configure(cpu.driver, &Config::default());
             }
             if self.outside != 0 {

@@ -28,6 +28,7 @@ const TOS: u32 = 0x1c9;
 const FROM: u32 = 0x680;
 const TO: u32 = 0x6c0;
 const GLOBAL_STATUS: u32 = 0x38e;
+const GLOBAL_STATUS_AMD: u32 = 0xc000_0300;
 
 /// Kinds of branches, by the bits of [`SELECT`] that leave them out.
 const JCC: u64 = 1 << 2;
@@ -42,11 +43,22 @@ const XEN: u64 = 0xffff_82d0_4020_0000;
 const FIRMWARES: u64 = 1 << 14;
 const PERIOD: u64 = 1_000;
 
-/// The first counter's register.
+/// The first counter's register, on Intel's processors and on AMD's, where every other register is
+/// a counter's.
 const COUNTER: u32 = 0xc1;
+const COUNTER_AMD: u32 = 0xc001_0201;
+
+/// APM volume 2, appendix A, and CPUID leaf 0x80000022.
+const EXTENSION: u32 = 0xc000_010f;
+const SELECT_AMD: u32 = 0xc000_010e;
+const PAIRS_AMD: u32 = 0xc001_0300;
+const VALID: u64 = 1 << 63;
 
 /// The registers of one physical CPU, and its first two counters.
 struct Hardware {
+    is_amd: bool,
+    /// The number of AMD's pairs.
+    pairs: u32,
     registers: RefCell<BTreeMap<u32, u64>>,
     counters: [Cell<u64>; 2],
     /// The register that faults.
@@ -56,9 +68,12 @@ struct Hardware {
 }
 
 impl Hardware {
-    fn new() -> Self {
+    fn of(identity: &Identity) -> Self {
+        let left = [(DEBUGCTL, FIRMWARES | 1), (EXTENSION, FIRMWARES | 1 << 6)];
         Self {
-            registers: RefCell::new([(DEBUGCTL, FIRMWARES | 1)].into()),
+            is_amd: identity.vendor != nehalem().vendor,
+            pairs: 16,
+            registers: RefCell::new(left.into()),
             counters: [Cell::new(0), Cell::new(0)],
             missing: None,
             accesses: Cell::new(0),
@@ -70,13 +85,17 @@ impl Hardware {
     }
 
     fn note(&self, register: u32) {
-        let is_of_records =
-            matches!(register, DEBUGCTL | SELECT | TOS) || (FROM..TO + 16).contains(&register);
+        let is_of_records = matches!(register, DEBUGCTL | SELECT | TOS | EXTENSION | SELECT_AMD)
+            || (FROM..TO + 16).contains(&register)
+            || (PAIRS_AMD..PAIRS_AMD + 128).contains(&register);
         self.accesses.set(self.accesses.get() + u32::from(is_of_records));
     }
 
     /// Takes a branch that ends in this ring.
     fn takes(&self, from: u64, to: u64, kind: u64, ring: u32) {
+        if self.is_amd {
+            return self.takes_on_amd(from, to, kind, ring);
+        }
         let left_out = kind | if ring == 0 { 1 } else { 2 };
         if self.held(DEBUGCTL) & 1 == 0 || self.held(SELECT) & left_out != 0 {
             return;
@@ -87,6 +106,27 @@ impl Hardware {
         // The highest bit says whether the branch was mispredicted.
         registers.insert(FROM + latest, from & !(1 << 63));
         registers.insert(TO + latest, to);
+    }
+
+    /// Takes a branch, as AMD's processors record it: all earlier ones move to the next pair.
+    fn takes_on_amd(&self, from: u64, to: u64, kind: u64, ring: u32) {
+        let left_out = kind | if ring == 0 { 1 } else { 2 };
+        if self.held(EXTENSION) & 1 << 6 == 0 || self.held(SELECT_AMD) & left_out != 0 {
+            return;
+        }
+        for n in (2..2 * self.pairs).rev() {
+            let earlier = self.held(PAIRS_AMD + n - 2);
+            self.registers.borrow_mut().insert(PAIRS_AMD + n, earlier);
+        }
+        let mut registers = self.registers.borrow_mut();
+        registers.insert(PAIRS_AMD, from & !(1 << 63));
+        registers.insert(PAIRS_AMD + 1, to & !(7 << 61) | VALID);
+    }
+
+    /// Returns how many of AMD's pairs have a branch.
+    fn valid(&self) -> usize {
+        let is_valid = |n: &u32| self.held(PAIRS_AMD + 2 * n + 1) & VALID != 0;
+        (0..self.pairs).filter(is_valid).count()
     }
 
     /// Takes `n` branches of a loop at `base`, each from another place.
@@ -117,13 +157,15 @@ impl Counters for Hardware {
 impl Pmu for Hardware {
     fn read_register(&self, register: u32) -> u64 {
         self.note(register);
-        if register == GLOBAL_STATUS { 1 } else { self.held(register) }
+        if matches!(register, GLOBAL_STATUS | GLOBAL_STATUS_AMD) { 1 } else { self.held(register) }
     }
     fn write_register(&self, register: u32, value: u64) {
         self.note(register);
-        let counter = register.checked_sub(COUNTER).and_then(|n| self.counters.get(n as usize));
-        if let Some(counter) = counter {
-            counter.set(value as i32 as u64 & ((1 << 48) - 1));
+        let (first, stride) = if self.is_amd { (COUNTER_AMD, 2) } else { (COUNTER, 1) };
+        let counters = self.counters.iter().zip((first..).step_by(stride));
+        for (counter, _) in counters.filter(|(_, its)| *its == register) {
+            let extended = if self.is_amd { value } else { value as i32 as u64 };
+            counter.set(extended & ((1 << 48) - 1));
         }
         self.registers.borrow_mut().insert(register, value);
     }
@@ -145,6 +187,17 @@ fn nehalem() -> Identity {
     Identity { perf_capabilities: 3, ..common::nehalem() }
 }
 
+/// Returns a CPU of AMD's that records branches.
+fn zen4() -> Identity {
+    Identity {
+        vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
+        signature: 0x00a1_0f11,
+        extended: 1 << 23 | 1 << 2,
+        perfmon_amd: [3, 6 | 16 << 4],
+        ..Identity::NONE
+    }
+}
+
 const SETTINGS: Settings =
     Settings { branches: true, ..Settings::new(Rate { window_tsc: 1_000, overflows_max: 1_000 }) };
 
@@ -162,8 +215,12 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        let driver = Driver::new(&nehalem(), &SETTINGS).unwrap();
-        let mut host = Self { driver, pcpu: Pcpu::new(), hardware: Hardware::new() };
+        Self::of(&nehalem())
+    }
+
+    fn of(identity: &Identity) -> Self {
+        let driver = Driver::new(identity, &SETTINGS).unwrap();
+        let mut host = Self { driver, pcpu: Pcpu::new(), hardware: Hardware::of(identity) };
         let boot = host.driver.boot;
         host.cpu().come_up(&boot).unwrap();
         host
@@ -175,8 +232,12 @@ impl Host {
 
     /// Has vCPU 0 of this domain register its page, and load a counter that samples both modes.
     fn guest(&mut self, domain: u64) -> Guests {
+        self.guest_of(domain, Guest::pv())
+    }
+
+    fn guest_of(&mut self, domain: u64, guest: Guest) -> Guests {
         let page = VcpuPage::default();
-        let who = Registration { id: 0, domain, guest: Guest::pv(), allowed: true };
+        let who = Registration { id: 0, domain, guest, allowed: true };
         let vcpu = Vcpu::register(&mut self.cpu(), &page, &who, None);
         let mut guest = Guests { page, vcpu };
         guest.load(self);
@@ -556,9 +617,12 @@ fn a_cpu_that_comes_up_without_having_gone_down_records_for_the_next_guest() {
 
 #[test]
 fn each_register_is_tried_before_it_is_used() {
-    for missing in [DEBUGCTL, SELECT, TOS, FROM, FROM + 15, TO, TO + 15] {
-        let driver = Driver::new(&nehalem(), &SETTINGS).unwrap();
-        let hardware = Hardware { missing: Some(missing), ..Hardware::new() };
+    let intels = [DEBUGCTL, SELECT, TOS, FROM, FROM + 15, TO, TO + 15];
+    let amds = [EXTENSION, SELECT_AMD, PAIRS_AMD, PAIRS_AMD + 1, PAIRS_AMD + 30, PAIRS_AMD + 31];
+    let all = intels.map(|register| (nehalem(), register)).into_iter();
+    for (identity, missing) in all.chain(amds.map(|register| (zen4(), register))) {
+        let driver = Driver::new(&identity, &SETTINGS).unwrap();
+        let hardware = Hardware { missing: Some(missing), ..Hardware::of(&identity) };
         let mut pcpu = Pcpu::new();
         let mut cpu = ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &hardware, number: 0 };
         assert_eq!(cpu.come_up(&driver.boot), Err(Refusal::Register(missing)));
@@ -569,18 +633,87 @@ fn each_register_is_tried_before_it_is_used() {
 fn a_cpu_whose_records_are_not_known_is_refused_if_they_are_wanted() {
     let skylake = Identity { signature: 0x506e3, perf_capabilities: 5, ..nehalem() };
     assert_eq!(Driver::new(&skylake, &SETTINGS).unwrap_err(), Refusal::Branches(5));
+    let zen3 = Identity { perfmon_amd: [0, 0], ..zen4() };
+    assert_eq!(Driver::new(&zen3, &SETTINGS).unwrap_err(), Refusal::Branches(0));
     let settings = Settings { branches: false, ..SETTINGS };
     assert!(Driver::new(&skylake, &settings).unwrap().registers.branches.is_none());
     assert!(Driver::new(&nehalem(), &settings).unwrap().registers.branches.is_none());
 }
 
 #[test]
-fn only_guests_whose_modes_the_driver_knows_can_record() {
-    let host = &mut Host::new();
-    for (rings, can) in [(Rings::Folded, true), (Rings::Hardware, false)] {
-        let guest = Guest { rings, observer: 0, clock: Clock::native() };
-        let who = Registration { id: 0, domain: 1, guest, allowed: true };
-        let vcpu = Vcpu::register(&mut host.cpu(), &VcpuPage::default(), &who, None);
-        assert_eq!(vcpu.can_record(), can);
+fn guests_with_rings_of_their_own_record_user_mode_where_exits_do_not_stop_it() {
+    for identity in [nehalem(), zen4()] {
+        let is_amd = identity.vendor == zen4().vendor;
+        let host = &mut Host::of(&identity);
+        for (rings, user, kernel) in [(Rings::Folded, true, true), (Rings::Hardware, is_amd, false)]
+        {
+            let guest = Guest { rings, observer: 0, clock: Clock::native() };
+            let who = Registration { id: 0, domain: 1, guest, allowed: true };
+            let vcpu = Vcpu::register(&mut host.cpu(), &VcpuPage::default(), &who, None);
+            let can = |bits| vcpu.can_record(&host.driver, Filter::new(bits).unwrap());
+            assert_eq!(can(BRANCHES_USER | BRANCHES_KINDS), user, "{rings:?}");
+            assert_eq!(can(BRANCHES_KERNEL | BRANCHES_KINDS), kernel, "{rings:?}");
+            assert_eq!(can(ALL), kernel, "{rings:?}");
+            assert_eq!(can(0), user, "{rings:?}: to record nothing any more");
+        }
+    }
+}
+
+#[test]
+fn a_guest_with_rings_of_its_own_is_recorded_in_its_user_mode_whatever_it_executes_first() {
+    let host = &mut Host::of(&zen4());
+    let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
+    let mut guest = host.guest_of(1, guest);
+    guest.record(host, BRANCHES_USER | BRANCHES_KINDS);
+    host.hardware.loops(PROGRAM, 3);
+    // Its kernel and Xen execute in ring 0, and nobody tells the driver of either.
+    host.hardware.takes(PROGRAM + 0x70, LINUX, FAR, 0);
+    host.hardware.takes(LINUX + 8, LINUX + 64, JCC, 0);
+    host.hardware.xen(LINUX + 64, PROGRAM + 0x74);
+    host.hardware.loops(PROGRAM + 0x1000, 2);
+    guest.overflows(host);
+    let expected = [looped(PROGRAM + 0x1000, 2, 2), looped(PROGRAM, 3, 3)].concat();
+    assert_eq!(guest.asks(), expected);
+    guest.load(host);
+    assert_eq!(host.hardware.held(EXTENSION), FIRMWARES | 1 << 6);
+    guest.switch_from(host);
+    assert_eq!(host.hardware.held(EXTENSION), FIRMWARES);
+    host.hardware.loops(PROGRAM + 0x5000, 2);
+    guest.vcpu.switch_to(&mut host.cpu(), &guest.page, Kernel, true);
+    assert_eq!(host.hardware.held(EXTENSION), FIRMWARES | 1 << 6);
+    host.hardware.loops(PROGRAM + 0x6000, 2);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), looped(PROGRAM + 0x6000, 2, 2));
+}
+
+#[test]
+fn what_was_executed_speculatively_and_discarded_is_no_branch() {
+    let host = &mut Host::of(&zen4());
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    host.hardware.loops(PROGRAM, 3);
+    // The second one from the end: not valid, but speculative.
+    host.hardware.registers.borrow_mut().insert(PAIRS_AMD + 3, 1 << 62 | PROGRAM);
+    guest.overflows(host);
+    let mut expected = looped(PROGRAM, 3, 3);
+    expected.remove(1);
+    assert_eq!(guest.asks(), expected);
+}
+
+#[test]
+fn amds_pairs_are_as_many_as_cpuid_says_and_a_sample_has_the_latest_of_them() {
+    for pairs in [8, 16, 32] {
+        let perfmon_amd = [3, 6 | pairs << 4];
+        let host = &mut Host::of(&Identity { perfmon_amd, ..zen4() });
+        host.hardware.pairs = pairs;
+        let mut guest = host.guest(1);
+        guest.record(host, ALL);
+        host.hardware.loops(PROGRAM, 40);
+        guest.overflows(host);
+        let most = u64::from(pairs).min(BRANCHES_MAX as u64);
+        assert_eq!(guest.asks(), looped(PROGRAM, 40, most), "{pairs}");
+        guest.load(host);
+        guest.record(host, ALL);
+        assert_eq!(host.hardware.valid(), 0, "no pair still has a branch");
     }
 }

@@ -17,12 +17,12 @@ use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     BRANCHES_KINDS, BRANCHES_USER, DOMAINS_MAX, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
-    HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches,
-    HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister,
-    HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES,
-    OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
-    PLACE_KERNEL, PLACE_NONE,
+    FEATURE_USER_BRANCHES, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting,
+    HvAccounts, HvBranches, HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery,
+    HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
+    OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_LOAD, OP_PLACE,
+    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW,
+    OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -2018,7 +2018,7 @@ mod requests {
             (
                 serve(driver, domain, OP_RECORD, { RECORD }.as_mut_bytes()),
                 serve(driver, domain, OP_BRANCHES, branches.as_mut_bytes()),
-                query.features & FEATURE_BRANCHES != 0,
+                query.features & (FEATURE_BRANCHES | FEATURE_USER_BRANCHES) == FEATURE_BRANCHES,
             )
         };
         let unsupported = (Err(Errno::OPNOTSUPP), Err(Errno::OPNOTSUPP), false);

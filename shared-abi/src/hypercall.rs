@@ -160,11 +160,15 @@ pub const VIRQ_NUMBER: u32 = 20;
 pub const FEATURE_ENABLED: u32 = 1 << 0;
 /// [`HvQuery::features`]: the driver counts its own instructions, see [`HvHookStats`].
 pub const FEATURE_COST: u32 = 1 << 1;
-/// [`HvQuery::features`]: the hypervisor can record the caller's branches, see [`OP_RECORD`].
+/// [`HvQuery::features`]: the hypervisor can record the caller's branches of both modes, see
+/// [`OP_RECORD`].
 pub const FEATURE_BRANCHES: u32 = 1 << 2;
 /// [`HvQuery::features`]: the caller's counters of retired instructions and of retired branches may
 /// have the mode [`MODE_PRECISE`](crate::config::MODE_PRECISE).
 pub const FEATURE_PRECISE: u32 = 1 << 3;
+/// [`HvQuery::features`]: the hypervisor can record the caller's branches of user mode, but not
+/// those of its kernel, see [`OP_RECORD`].
+pub const FEATURE_USER_BRANCHES: u32 = 1 << 4;
 
 /// Argument of [`OP_QUERY`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -34,7 +34,8 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 2.9 | [`MODE_PRECISE`](crate::config::MODE_PRECISE) and [`PLACE_PRECISE`](crate::hypercall::PLACE_PRECISE); a hypervisor that has them says [`FEATURE_PRECISE`](crate::hypercall::FEATURE_PRECISE) |
 /// | 2.10 | [`OP_SHOW`](crate::hypercall::OP_SHOW); a hypervisor without it answers `EINVAL` |
 /// | 2.11 | [`OP_CLOCK`](crate::hypercall::OP_CLOCK); a hypervisor without it answers `EINVAL` |
-pub const ABI_MINOR: u16 = 11;
+/// | 2.12 | [`FEATURE_USER_BRANCHES`](crate::hypercall::FEATURE_USER_BRANCHES): [`OP_RECORD`](crate::hypercall::OP_RECORD) for user mode only |
+pub const ABI_MINOR: u16 = 12;
 
 /// The word that pages carry, with the major in its low half and the minor in its high half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;

@@ -5,7 +5,9 @@ use shared_abi::arch::{
     EVNTSEL_EN, EVNTSEL_EVENT_MASK, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR, events,
 };
 use shared_abi::events::Generic;
-use shared_abi::hypercall::{FEATURE_BRANCHES, FEATURE_PRECISE};
+use shared_abi::hypercall::{
+    BRANCHES_MODES, BRANCHES_USER, FEATURE_BRANCHES, FEATURE_PRECISE, FEATURE_USER_BRANCHES,
+};
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
 
@@ -150,14 +152,27 @@ impl EventAttr {
 
     /// Returns which branches the event's samples are to have, in the hypervisor's words. perf has
     /// checked whether the caller may see the kernel's.
-    fn branches(&self, are_recorded: bool) -> Result<u16, Errno> {
+    ///
+    /// # Errors
+    ///
+    /// `OPNOTSUPP` if the hypervisor, whose features (`FEATURE_*`) these are, does not record them,
+    /// or if the event does not sample.
+    fn branches(&self, features: u32) -> Result<u16, Errno> {
         if self.sample_type & SAMPLE_BRANCH_STACK == 0 {
             return Ok(0);
         }
-        if !are_recorded || !self.samples() {
+        let recorded = if features & FEATURE_BRANCHES != 0 {
+            BRANCHES_MODES
+        } else if features & FEATURE_USER_BRANCHES != 0 {
+            BRANCHES_USER
+        } else {
+            0
+        };
+        let filter = branches::filter(self.branch_sample_type)?;
+        if u32::from(filter) & BRANCHES_MODES & !recorded != 0 || !self.samples() {
             return Err(Errno::OPNOTSUPP);
         }
-        branches::filter(self.branch_sample_type)
+        Ok(filter)
     }
 
     /// Returns the period to begin with if a number of samples in a second is asked for, or else 0.
@@ -204,7 +219,7 @@ impl EventConfig {
     /// otherwise the errors of `new`.
     pub fn open(caps: &PmuCaps, attr: &EventAttr, features: u32) -> Result<Self, Errno> {
         attr.check()?;
-        let branches = attr.branches(features & FEATURE_BRANCHES != 0)?;
+        let branches = attr.branches(features)?;
         let precise = attr.precise(features)?;
         let event = Self::new(caps, attr.kind, attr.config, attr.rings(), attr.samples())?;
         let event = Self { branches, ..event };

@@ -31,7 +31,7 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 328;
+pub const DRIVER_BYTES: usize = 344;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 600;
 /// Bytes of storage of a vCPU with a page.

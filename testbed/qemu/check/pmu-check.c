@@ -1288,14 +1288,24 @@ static bool is_in_syscalls(uint64_t address)
     return address - (uintptr_t)body_syscalls < 32;
 }
 
-/* Whether the CPU says that its records have Nehalem's format. Otherwise nothing checks them. */
+/* Whether the CPU says that its records have AMD's format, and that there are so many of them. */
+static bool has_amds_branch_records(void)
+{
+    unsigned eax = 0, ebx = 0, ecx, edx;
+
+    __get_cpuid(0x80000022, &eax, &ebx, &ecx, &edx);
+    return (eax >> 1 & 1) && (ebx >> 4 & 0x3f) == RECORDS;
+}
+
+/* Whether the CPU says that its records have Nehalem's format, or AMD's. */
 static bool has_branch_records(void)
 {
     enum { CAPABILITIES = 0x345, WITH_FLAGS = 3 };
     unsigned eax, ebx, ecx = 0, edx;
 
     __get_cpuid(1, &eax, &ebx, &ecx, &edx);
-    return (ecx >> 15 & 1) && (rdmsr(CAPABILITIES) & 0x3f) == WITH_FLAGS;
+    return has_amds_branch_records()
+           || ((ecx >> 15 & 1) && (rdmsr(CAPABILITIES) & 0x3f) == WITH_FLAGS);
 }
 
 #define FROZEN (1l << 59) /* CTR_FRZ, in the status of version 4 */
@@ -1465,6 +1475,69 @@ static void check_branch_msrs(void)
         exits += is_in_syscalls(rdmsr(TO + i)) && rdmsr(FROM + i) >> 47 == 0xffff;
     }
     expect("branch msr", "returns from system calls", exits > RECORDS / 2, true);
+    wrmsr(SELECT, 0);
+    printf("branch msr: done\n");
+}
+
+/* The same for AMD's registers, of which the first pair always has the latest branch. */
+static void check_amds_branch_msrs(void)
+{
+    enum { SELECT = 0xc000010e, EXTENSION = 0xc000010f, PAIRS = 0xc0010300, NOT_RING_0 = 1,
+           NOT_OTHERS = 2, INDIRECT_JUMPS = 1 << 6, FAR = 1 << 8, ALL_KINDS = 0x1fc, ON = 1 << 6 };
+    const long valid = 1l << 63, frozen = 1l << 58, speculative = 3l << 61;
+    const long jump = (uintptr_t)indirect_jump, target = (uintptr_t)indirect_target;
+    int kernel = 0;
+
+    expect("branch msr", "reserved bit of the filter", wrmsr(SELECT, 1 << 9), false);
+    expect("branch msr", "reserved bit of the extension", wrmsr(EXTENSION, 1 << 7), false);
+    expect("branch msr", "no branch beyond the last one", wrmsr(PAIRS + 2 * RECORDS, 0), false);
+    expect("branch msr", "off at first", rdmsr(EXTENSION), 0);
+    for (int i = 0; i < 2 * RECORDS; i++) {
+        expect("branch msr", "every register is there", wrmsr(PAIRS + i, 0), true);
+    }
+    body_branches(100);
+    expect("branch msr", "nothing is recorded while it is off", rdmsr(PAIRS + 1), 0);
+
+    wrmsr(SELECT, NOT_RING_0 | (ALL_KINDS & ~INDIRECT_JUMPS));
+    wrmsr(EXTENSION, ON);
+    body_branches(3);
+    wrmsr(EXTENSION, 0);
+    for (int i = 0; i < RECORDS; i++) {
+        bool is_there = i < 3;
+
+        expect("branch msr", "from", rdmsr(PAIRS + 2 * i), is_there ? jump : 0);
+        expect("branch msr", "to", rdmsr(PAIRS + 2 * i + 1), is_there ? target | valid : 0);
+    }
+    wrmsr(PAIRS, 5);
+    wrmsr(EXTENSION, ON);
+    body_branches(1);
+    wrmsr(EXTENSION, 0);
+    expect("branch msr", "the latest comes first", rdmsr(PAIRS), jump);
+    expect("branch msr", "and the one before it next", rdmsr(PAIRS + 2), 5);
+
+    wrmsr(SELECT, NOT_OTHERS);
+    wrmsr(EXTENSION, ON);
+    wrmsr(EXTENSION, 0);
+    for (int i = 0; i < RECORDS; i++) {
+        uint64_t from = rdmsr(PAIRS + 2 * i), to = rdmsr(PAIRS + 2 * i + 1);
+
+        expect("branch msr", "into the kernel or within it", to >> 47 & 1, 1);
+        expect("branch msr", "valid alone", to & (valid | speculative), valid);
+        expect("branch msr", "no misprediction", from >> 63, 0);
+        kernel += from >> 47 == 0xffff;
+    }
+    expect("branch msr", "addresses of the kernel lose their highest bit", kernel > 8, true);
+
+    wrmsr(SELECT, NOT_RING_0 | (ALL_KINDS & ~INDIRECT_JUMPS));
+    wrmsr(PAIRS, 5);
+    wrmsr(EXTENSION, ON);
+    expect("branch msr", "frozen by software", wrmsr(pmu.set, frozen), true);
+    body_branches(3);
+    expect("branch msr", "nothing is recorded while it is frozen", rdmsr(PAIRS), 5);
+    expect("branch msr", "all bits are cleared at once", wrmsr(pmu.clear, ~0l), true);
+    body_branches(1);
+    expect("branch msr", "thawed", rdmsr(PAIRS), jump);
+    wrmsr(EXTENSION, 0);
     wrmsr(SELECT, 0);
     printf("branch msr: done\n");
 }
@@ -1713,15 +1786,19 @@ static void check_guest(void)
     }
     if (counters_start_together()) {
         check_msrs();
-        if (has_branch_records()) {
-            check_freezing();
+    }
+    if (has_branch_records()) {
+        check_freezing();
+        if (has_amds_branch_records()) {
+            check_amds_branch_msrs();
+        } else {
             check_branch_msrs();
-            check_branch_records();
         }
-        if (has_pebs()) {
-            check_pebs_msrs();
-            check_precise_samples();
-        }
+        check_branch_records();
+    }
+    if (counters_start_together() && has_pebs()) {
+        check_pebs_msrs();
+        check_precise_samples();
     }
 }
 

@@ -11,7 +11,7 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_BRANCH_IND_JUMP,
 };
 
-use crate::step::{Held, each_instruction};
+use crate::step::{Held, each_instruction, on_one_cpu};
 
 /// The code of a system call, which retires as a branch.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -53,7 +53,7 @@ impl Path {
             }
             path.executed.push(address);
         };
-        each_instruction(Held::start(program)?.pid(), |_| (), executed)?;
+        on_one_cpu(|| each_instruction(Held::start(program)?.pid(), |_| (), executed))?;
         Ok(path)
     }
 
@@ -73,6 +73,11 @@ impl Path {
     /// Returns the number of instructions.
     pub fn instructions(&self) -> usize {
         self.executed.len()
+    }
+
+    /// Returns the number of branches that were taken.
+    pub fn taken(&self) -> usize {
+        self.taken.len()
     }
 
     /// Returns the address of the instruction after this many others.

@@ -9,6 +9,7 @@
 //! counters in a tenant's kernel, and `guest32`, a 32-bit kernel that is alone in its domain.
 
 pub mod bodies;
+pub mod bpf;
 pub mod branches;
 pub mod disturb;
 pub mod emulated;

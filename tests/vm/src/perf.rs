@@ -161,6 +161,17 @@ impl Event {
         self.0.as_fd()
     }
 
+    /// Has each overflow call a program of eBPF.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn call(&self, program: &impl AsRawFd) -> Result<(), Errno> {
+        let program = program.as_raw_fd() as u32;
+        // SAFETY: the descriptor is an event's, and the request takes no pointer.
+        Errno::result(unsafe { ioctls::SET_BPF(self.0.as_raw_fd(), program) }).map(drop)
+    }
+
     /// Lets the event count until it has overflowed this many times.
     ///
     /// # Errors
@@ -260,13 +271,13 @@ impl Sampling {
         samples.into_iter().map(|sample| sample.map_err(other)).collect()
     }
 
-    /// Returns the samples since the last call, each with its place, its thread and its branches,
-    /// the latest first. No record may be written meanwhile.
+    /// Returns the samples since the last call, each with its place, the events that it stands for,
+    /// and its branches, the latest first. No record may be written meanwhile.
     ///
     /// # Errors
     ///
     /// Samples were lost, or something else was recorded.
-    pub fn branched(&mut self) -> anyhow::Result<Vec<(u64, u32, Vec<Branch>)>> {
+    pub fn branched(&mut self) -> anyhow::Result<Vec<(u64, u64, Vec<Branch>)>> {
         let mut samples = Vec::new();
         self.each_record(|kind, word| {
             if kind != PERF_RECORD_SAMPLE {
@@ -275,7 +286,7 @@ impl Sampling {
             // Each branch is a source, a target and flags.
             let branch = |n| (word(5 + 3 * n), word(6 + 3 * n));
             let branches = (0..word(4)).map(branch).collect();
-            samples.push(Ok((word(1), (word(2) >> 32) as u32, branches)));
+            samples.push(Ok((word(1), word(3), branches)));
         });
         let other = |kind| anyhow::anyhow!("a record of type {kind} in place of a sample");
         samples.into_iter().map(|sample| sample.map_err(other)).collect()

@@ -128,12 +128,7 @@ impl Trace {
         body: impl FnOnce(T) -> Result<()>,
         at_rdpmc: impl FnMut(usize),
     ) -> Result<Self> {
-        let cpus = cpus()?;
-        // Both are on one CPU, since a step that wakes another CPU takes long in a virtual machine.
-        run_on(SELF, cpus.get(..1).context("there is no CPU")?)?;
-        let trace = Self::of_child(prepare, body, at_rdpmc);
-        run_on(SELF, &cpus)?;
-        trace
+        on_one_cpu(|| Self::of_child(prepare, body, at_rdpmc))
     }
 
     fn of_child<T>(
@@ -229,6 +224,20 @@ impl Trace {
         let stop = calls.iter().find(|&call| call > last).context("nothing stops")?;
         Ok(self.between(start + 1, stop + 1))
     }
+}
+
+/// Runs `steps`, which starts a child and steps it, with both on one CPU, since a step that wakes
+/// another CPU takes long in a virtual machine.
+///
+/// # Errors
+///
+/// That of `steps`.
+pub fn on_one_cpu<T>(steps: impl FnOnce() -> Result<T>) -> Result<T> {
+    let cpus = cpus()?;
+    run_on(SELF, cpus.get(..1).context("there is no CPU")?)?;
+    let done = steps();
+    run_on(SELF, &cpus)?;
+    done
 }
 
 /// Single-steps a child to its end. Calls `before` with the first bytes of each instruction that is

@@ -1,20 +1,33 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the branches that the driver records for guests.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::artefacts::{guest, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::suites::tenants;
-use crate::tools::sh;
+use crate::tools::cache::{self, Key};
+use crate::tools::{apt, sh};
 
-/// Boots a machine whose processors record branches. Its control domain and a PV tenant compare
-/// each branch in samples with single steps.
+/// Boots a machine whose processors record branches as Intel's do, and one with AMD's. Each time
+/// the control domain and a PV tenant compare each branch in samples with single steps, and on
+/// AMD's processors so does a PVH tenant.
 pub fn run(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("pv", ["/work/perf", "branches"])?.driver("branches")?;
+    compared(report, "pv", &[])?;
+    compared(report, "pvh", &["--pvh"])?;
+    bolt(report)
+}
+
+/// Boots one machine of this topology.
+fn compared(report: &mut Report, topology: &str, options: &[&str]) -> Result<()> {
+    let command = [&["/work/perf", "branches"], options].concat();
+    let mut spec = Spec::new(topology, command)?.driver("branches")?;
     spec.topology.cpu.push_str(",pmu-lbr=on");
     spec.files.push((rootfs::perf()?, "/".into()));
     let source = sh::project().join("tests/vm/src/bin/perf/branchy.S");
@@ -30,4 +43,76 @@ pub fn run(report: &mut Report) -> Result<()> {
     tenants::add_tenant(&mut spec, "perf", &programs)?;
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "perf")
+}
+
+/// BOLT of Debian 12, which optimises programs by profiles of their branches, and what it needs.
+const BOLT: [&str; 2] = ["bolt-16", "libz3-4"];
+/// Flags by which the compiler leaves the code as the source has it, and the linker the relocations
+/// that BOLT needs.
+const AS_WRITTEN: [&str; 8] = [
+    "-O1",
+    "-fno-guess-branch-probability",
+    "-fno-reorder-blocks",
+    "-fno-if-conversion",
+    "-fno-if-conversion2",
+    "-fno-stack-protector",
+    "-fcf-protection=none",
+    "-Wl,--emit-relocs",
+];
+
+/// Records a program in the control domain by `perf record -b`, has BOLT optimise it, and compares
+/// both programs in the control domain.
+fn bolt(report: &mut Report) -> Result<()> {
+    let source = sh::project().join("tests/vm/src/bin/perf/layout.c");
+    let program = guest::without_library(&source, &AS_WRITTEN)?;
+    let out = cache::scratch("bolt")?;
+    let record = "perf record -b -c 101 -e instructions:u -o /out/layout.data /work/layout";
+    let mut spec = Spec::new("pv", ["sh", "-c", record])?.driver("branches")?;
+    spec.topology.cpu.push_str(",pmu-lbr=on");
+    spec.files.push((rootfs::perf()?, "/".into()));
+    spec.files.push((program.clone(), "/work/layout".into()));
+    spec.keep_out(&out)?;
+    report.succeeds(&spec, "perf record -b records a program for BOLT")?;
+    let optimised = out.join("layout.bolt");
+    report.test("BOLT finds each branch in the program, and optimises it", || {
+        optimise(&program, &out, &optimised)
+    });
+    let mut spec = Spec::new("pv", ["/work/perf", "bolted"])?;
+    spec.files.push((program, "/work/layout".into()));
+    spec.files.push((optimised, "/work/layout.bolt".into()));
+    report.program(spec, "perf")
+}
+
+/// Has BOLT optimise a program by the profile in `out`.
+fn optimise(program: &Path, out: &Path, optimised: &Path) -> Result<()> {
+    apt::install(&["linux-perf"], "reading a profile for BOLT")?;
+    let tools = bolt_tools()?;
+    let profile = out.join("layout.fdata");
+    // Its build ID finds the program in the profile.
+    let tool = |name: &str| {
+        let mut command = Command::new(tools.join("lib/llvm-16/bin").join(name));
+        command.env("LD_LIBRARY_PATH", tools.join("lib/x86_64-linux-gnu"));
+        command
+    };
+    let mut convert = tool("perf2bolt");
+    convert.arg(program).arg("-p").arg(out.join("layout.data")).arg("-o").arg(&profile);
+    let converted = sh::output(&mut convert)?;
+    for wrong in ["traces mismatching disassembled function contents: 0", "unknown regions: 0"] {
+        ensure!(converted.contains(wrong), "no {wrong}: {converted}");
+    }
+    let mut optimise = tool("llvm-bolt");
+    optimise.arg(program).arg("-o").arg(optimised).arg("-data").arg(&profile);
+    sh::output(optimise.args(["-reorder-blocks=ext-tsp", "-reorder-functions=hfsort"])).map(drop)
+}
+
+/// Takes BOLT out of Debian's packages. Returns the folder that becomes `/usr`.
+fn bolt_tools() -> Result<PathBuf> {
+    let key = Key::new("bolt 1").text(&BOLT.join(" "));
+    let dir = cache::artefact("bolt", key, |dir: &Path| {
+        let tree = dir.join("tree");
+        fs::create_dir_all(&tree)?;
+        apt::unpack(&apt::fetch(&BOLT, false, dir)?, &tree)?;
+        Ok(fs::remove_dir_all(dir.join("debs"))?)
+    })?;
+    Ok(dir.join("tree/usr"))
 }

@@ -67,15 +67,19 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the check on an AMD CPU, and another check of its counters in and around an SVM guest.
+/// Runs the check on an AMD CPU, which also records branches, and another check of its counters in
+/// and around an SVM guest.
 fn check_amd(report: &mut Report, program: &Path) -> Result<()> {
     let script = "/work/pmu-check; status=$?
         insmod /work/svm-check.ko && cat /sys/module/svm_check/parameters/report && exit $status";
     let mut spec = Spec::new("native", ["sh", "-c", script])?.stock("");
-    spec.topology.cpu = AMD.into();
+    spec.topology.cpu = format!("{AMD},pmu-lbr=on");
     spec.files.push((program.to_owned(), "/work/pmu-check".into()));
     spec.files.push((guest::svm_check(&kernel::kernel()?)?, "/work/svm-check.ko".into()));
     let outcome = report.succeeds(&spec, "every count is exact on an AMD CPU")?;
+    report.test("every branch that an AMD CPU recorded is one that single-stepping took", || {
+        line(&outcome, "branch records: ", " samples").map(drop)
+    });
     report.test("the counters know SVM guests from their host", || {
         line(&outcome, "svm-check: ", " checks, 0 FAILED").map(drop)
     });

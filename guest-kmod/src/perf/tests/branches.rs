@@ -3,7 +3,7 @@
 
 use shared_abi::hypercall::{
     BRANCH_MISPREDICTED, BRANCHES_KINDS, BRANCHES_MAX, BRANCHES_RETURNS, BRANCHES_USER,
-    FEATURE_BRANCHES, HvBranch, HvBranches, OP_BRANCHES, OP_RECORD,
+    FEATURE_BRANCHES, FEATURE_USER_BRANCHES, HvBranch, HvBranches, OP_BRANCHES, OP_RECORD,
 };
 
 use super::*;
@@ -30,6 +30,16 @@ fn an_event_is_opened_with_branches_where_they_are_recorded() {
     };
     assert_eq!(EventConfig::open(&caps, &wanted, FEATURE_BRANCHES), Ok(recorded(ALL)));
     assert_eq!(EventConfig::open(&caps, &wanted, 0), Err(Errno::OPNOTSUPP));
+    for (modes, features, is_refused) in [
+        (0x1, FEATURE_USER_BRANCHES, false),
+        (0x3, FEATURE_USER_BRANCHES, true),
+        (0x2, FEATURE_USER_BRANCHES, true),
+        (0x3, FEATURE_BRANCHES, false),
+    ] {
+        let attr = EventAttr { branch_sample_type: modes | 0x8, ..wanted };
+        let outcome = EventConfig::open(&caps, &attr, features);
+        assert_eq!(outcome.err(), is_refused.then_some(Errno::OPNOTSUPP), "{modes:#x}");
+    }
     for refused in [
         EventAttr { period: 0, ..wanted },
         EventAttr { branch_sample_type: 0x1 | 1 << 11, ..wanted },

@@ -10,6 +10,7 @@ use shared_abi::limits::MAX_GENERAL;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PmuCaps};
 
+use super::branches::BranchRegisters;
 use super::{Bank, Global, Identity, Readable, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"AuthenticAMD");
@@ -67,6 +68,8 @@ const LLC: Readable =
     Readable { stops: Bank { first: 0xc001_0230, stride: 2 }, number: 6, is_shared: true };
 /// CPUID leaf 0x80000022, EAX: version 2.
 const PERFMON_V2: u32 = 1 << 0;
+/// CPUID leaf 0x80000022, EAX: LbrExtV2, whose number of pairs is in EBX.
+const LBR_V2: u32 = 1 << 1;
 
 /// Returns the PMU of an AMD processor. There are four counters since family 10h, six with the core
 /// extension, and with version 2 as many as CPUID says; all have 48 bits.
@@ -101,7 +104,14 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         general_width: width,
         fixed_width: width,
     };
-    Ok((caps, Registers { readable, ..registers }))
+    Ok((caps, Registers { readable, branches: branches(cpuid), ..registers }))
+}
+
+/// Returns the registers that record branches, on a CPU that has some.
+fn branches(cpuid: &Identity) -> Option<BranchRegisters> {
+    let [eax, ebx] = cpuid.perfmon_amd;
+    let pairs = ebx >> 4 & 0x3f;
+    (eax & LBR_V2 != 0 && pairs != 0).then(|| BranchRegisters::amd(pairs))
 }
 
 /// Returns how many counters of the northbridge or data fabric RDPMC reads, on a CPU that has some.
@@ -159,6 +169,18 @@ mod tests {
         assert_eq!(v2(0x30).pmu(), Err(Refusal::NoCounters));
         let without_core = Identity { extended: 0, ..v2(6) };
         assert_eq!(without_core.pmu().unwrap().0.general, 4);
+    }
+
+    #[test]
+    fn branch_records_are_as_many_as_cpuid_says() {
+        let records = |perfmon_amd| {
+            let cpuid = Identity { extended: 1 << 23, perfmon_amd, ..FAMILY_10H };
+            cpuid.pmu().unwrap().1.branches
+        };
+        assert_eq!(records([3, 6 | 16 << 4]), Some(BranchRegisters::amd(16)));
+        assert_eq!(records([3, 6 | 63 << 4 | 4 << 10]), Some(BranchRegisters::amd(63)));
+        assert_eq!(records([1, 6 | 16 << 4]), None);
+        assert_eq!(records([3, 6]), None, "none at all");
     }
 
     #[test]

@@ -119,7 +119,9 @@ impl Refusal {
             Self::CoreType(found) => ("the kind of core of CPU 0", found),
             Self::Counters(perfmon) => ("the counters of CPU 0", perfmon),
             Self::Register(msr) => ("registers that keep what is written to them", msr),
-            Self::Branches(format) => ("branch records of Intel Nehalem to Ivy Bridge", format),
+            Self::Branches(format) => {
+                ("branch records of Intel Nehalem to Ivy Bridge or AMD LbrExtV2", format)
+            }
             Self::Precise(format) => ("precise records (PEBS) of format 2 or 3", format),
         }
     }

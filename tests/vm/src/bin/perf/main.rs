@@ -3,6 +3,7 @@
 //! threads are moved between vCPUs, and vCPUs between physical CPUs. It tests in the control domain
 //! and in a tenant that it creates.
 
+mod bolted;
 mod bpf;
 mod branches;
 mod cgroup;
@@ -138,9 +139,15 @@ enum Role {
     /// In this domain, which is the tenant and executes this as its first program.
     Tenant,
     /// The branches in samples, here and in a PV tenant, which this creates.
-    Branches,
+    Branches {
+        /// Also in a PVH tenant.
+        #[arg(long)]
+        pvh: bool,
+    },
     /// The same in this domain, which is the tenant.
     BranchesTenant,
+    /// A program, and the same one optimised by a profile of its branches.
+    Bolted,
     /// Precise samples, where an overflow's interrupt comes late.
     Precise {
         /// How many instructions late it comes.
@@ -154,8 +161,9 @@ fn main() -> Result<ExitCode> {
         Role::Here { only, without_places } => here(&only, without_places),
         Role::Pvh => tenant::control(),
         Role::Tenant => tenant::run(),
-        Role::Branches => branches::control(&Machine::new(Some(host()?))?),
+        Role::Branches { pvh } => branches::control(&Machine::new(Some(host()?))?, pvh),
         Role::BranchesTenant => branches::tenant(),
+        Role::Bolted => bolted::check(),
         Role::Precise { skid } => precise::check_all(&Machine::new(Some(host()?))?, skid),
     }
 }

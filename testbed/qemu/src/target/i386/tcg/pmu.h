@@ -9,8 +9,8 @@
  * leaves it early gives the rest back. SSE arithmetic is rare enough to be counted by each
  * instruction itself, behind what it does.
  *
- * While IA32_DEBUGCTL.LBR is set, which a bit of a block's key says, each branch also stores where
- * it is, and calls a function where it is taken. Otherwise blocks have no code for branch records.
+ * While branches are recorded, which a bit of a block's key says, each branch also stores where it
+ * is, and calls a function where it is taken. Otherwise blocks have no code for branch records.
  * Likewise, while the next event of a counter writes a record of PEBS, each block begins with a
  * call.
  */

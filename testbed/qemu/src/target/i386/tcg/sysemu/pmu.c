@@ -4,8 +4,8 @@
  *
  * Intel: architectural performance monitoring versions 2 to 4 (SDM volume 3, chapter "Performance
  * Monitoring"), Nehalem's branch records (chapter "Debug, Branch Profile, TSC"), and the records of
- * PEBS in format 3. AMD: the four K7-style counters, the six of the core extension, and version 2
- * with its global registers (APM volume 2, "Performance Monitoring Counters").
+ * PEBS in format 3. AMD: the four K7-style counters, the six of the core extension, version 2 with
+ * its global registers (APM volume 2, "Performance Monitoring Counters"), and its branch records.
  * The registers live in the fields that CPUX86State has for them anyway, so they migrate.
  */
 
@@ -41,7 +41,9 @@
 #define V2_STATUS_SET    0xc0000303
 #define V2_CPUID         0x80000022
 #define V2_PRESENT       1u /* CPUID: version 2, and freezing (LbrAndPmcFreeze) */
+#define V2_RECORDS       (1u << 1) /* LbrExtV2 */
 #define V2_FREEZES       (1u << 2)
+#define V2_PAIRS_SHIFT   4
 #define CORE_TYPE_CPUID  0x1a
 #define MASKS_CPUID      0x23
 
@@ -64,6 +66,7 @@
 #define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
                           ((1ull << INTEL_COUNTERS) - 1))
 #define GLOBAL_FROZEN    (1ull << 59) /* CTR_FRZ in the status: no counter counts */
+#define GLOBAL_RECORDS_FROZEN (1ull << 58) /* AMD: no branch is recorded */
 #define GLOBAL_CLEARABLE (GLOBAL_COUNTERS | 3ull << 62)
 #define GLOBAL_SETTABLE  (GLOBAL_COUNTERS | GLOBAL_FROZEN | 1ull << 62)
 #define GLOBAL_STATUS_SET 0x391
@@ -83,6 +86,13 @@
 #define LBR_PAIRS_MAX    32 /* that some processor has */
 #define LBR_MISPREDICTED (1ull << 63) /* in the address of the branch */
 #define LBR_WITH_FLAGS   3 /* IA32_PERF_CAPABILITIES: EIP, with that flag */
+
+#define V2_LBR_SELECT    0xc000010e
+#define V2_LBR_CONTROL   0xc000010f /* DBG_EXTN_CFG */
+#define V2_LBR_ENABLE    (1u << 6)
+#define V2_LBR           0xc0010300 /* addresses of branches and of their ends take turns */
+#define V2_LBR_UNUSED    (3ull << 61) /* in the address of an end, such as: speculative */
+#define V2_LBR_VALID     (1ull << 63) /* in the address of an end */
 
 #define PEBS_ENABLE      0x3f1
 #define PEBS_COUNTERS    ((1ull << INTEL_COUNTERS) - 1)
@@ -344,7 +354,11 @@ static void deliver_interrupt(CPUX86State *env)
     env->pmu_tally.place = 0;
     env->pmu_tally.place_pending = pmu_class(env->hflags) || (env->hflags & HF_GUEST_MASK);
     if (env->pmu_debugctl & DEBUGCTL_FREEZE_RECORDS) {
-        env->pmu_debugctl &= ~DEBUGCTL_LBR;
+        if (is_intel(env)) {
+            env->pmu_debugctl &= ~DEBUGCTL_LBR;
+        } else {
+            env->msr_global_status |= GLOBAL_RECORDS_FROZEN;
+        }
     }
     if (env->pmu_debugctl & DEBUGCTL_FREEZE_COUNTERS) {
         if (has_frozen_bit(env)) {
@@ -564,6 +578,13 @@ static void limit(int64_t budget[2], int here, const bool counts[2], uint64_t in
     }
 }
 
+static bool is_recording(CPUX86State *env)
+{
+    return is_intel(env) ? env->pmu_debugctl & DEBUGCTL_LBR
+                         : (env->pmu_lbr_control & V2_LBR_ENABLE) &&
+                           !(env->msr_global_status & GLOBAL_RECORDS_FROZEN);
+}
+
 /*
  * Grants each class as many instructions as cannot overflow any counter, or make an interrupt come
  * that is late, before the last of them.
@@ -600,7 +621,7 @@ static void grant(CPUX86State *env)
         env->pmu_arithmetic[class] = 0;
     }
     env->hflags = deposit32(env->hflags, HF_PMU_SHIFT, 1, metered);
-    env->hflags = deposit32(env->hflags, HF_LBR_SHIFT, 1, env->pmu_debugctl & DEBUGCTL_LBR);
+    env->hflags = deposit32(env->hflags, HF_LBR_SHIFT, 1, is_recording(env));
     env->hflags = deposit32(env->hflags, HF_PEBS_SHIFT, 1, env->pmu_pebs_armed != 0);
 }
 
@@ -686,11 +707,11 @@ static void record(CPUX86State *env, target_ulong from, PMUBranch kind)
     uint64_t ending_here = pmu_class(env->hflags) ? LBR_NOT_OTHERS : LBR_NOT_RING_0;
     LBREntry *latest;
 
-    if (env->pmu_debugctl & DEBUGCTL_LBR && !(env->pmu_lbr_select & (ending_here | kind))) {
+    if (is_recording(env) && !(env->pmu_lbr_select & (ending_here | kind))) {
         env->pmu_lbr_tos = (env->pmu_lbr_tos + 1) % LBR_PAIRS;
         latest = &env->lbr_records[env->pmu_lbr_tos];
         latest->from = from & ~LBR_MISPREDICTED; /* nothing is predicted, and nothing wrongly */
-        latest->to = env->eip;
+        latest->to = is_intel(env) ? env->eip : (env->eip & ~V2_LBR_UNUSED) | V2_LBR_VALID;
     }
 }
 
@@ -702,7 +723,7 @@ void helper_pmu_record(CPUX86State *env, uint32_t kind)
 
 void pmu_record_interrupt(CPUX86State *env, target_ulong from, int vector)
 {
-    if (vector == VECTOR_DEBUG) {
+    if (vector == VECTOR_DEBUG && is_intel(env)) {
         env->pmu_debugctl &= ~DEBUGCTL_LBR;
         env->hflags &= ~HF_LBR_MASK;
     } else {
@@ -881,8 +902,9 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
     if (is_intel(env) && cpu->pmu_core_type) {
         env->cpuid_level = MAX(env->cpuid_level, CORE_TYPE_CPUID);
     }
-    if (cpu->has_pmu_lbr && (!is_intel(env) || has_frozen_bit(env))) {
-        error_setg(errp, "pmu-lbr needs an Intel processor with pmu of version 2 or 3");
+    if (cpu->has_pmu_lbr && !(is_intel(env) ? !has_frozen_bit(env) : is_v2(env))) {
+        error_setg(errp, "pmu-lbr needs an Intel processor with pmu of version 2 or 3, or an AMD "
+                         "one with perfmon-v2");
         return false;
     }
     if (cpu->has_pmu_pebs && !is_intel(env)) {
@@ -916,6 +938,7 @@ void pmu_reset(X86CPU *cpu)
     if (has_globals(env)) {
         env->msr_global_ctrl = general_mask(env);
     }
+    env->pmu_lbr_control = 0;
     env->pmu_capabilities = (cpu->has_pmu_lbr ? LBR_WITH_FLAGS : 0) |
                             (cpu->has_pmu_pebs ? PEBS_TRAP | PEBS_REGISTERS | PEBS_FORMAT : 0) |
                             (cpu->has_pmu_full_writes ? FULL_WRITES : 0);
@@ -972,8 +995,10 @@ void pmu_cpuid_masks(X86CPU *cpu, uint32_t subleaf, uint32_t *eax, uint32_t *ebx
 
 void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
 {
-    *eax = is_v2(&cpu->env) ? V2_PRESENT | (has_debugctl(cpu) ? V2_FREEZES : 0) : 0;
-    *ebx = is_v2(&cpu->env) ? CORE_COUNTERS : 0;
+    *eax = is_v2(&cpu->env) ? V2_PRESENT | (has_debugctl(cpu) ? V2_FREEZES : 0) |
+                                  (cpu->has_pmu_lbr ? V2_RECORDS : 0) : 0;
+    *ebx = is_v2(&cpu->env) ? CORE_COUNTERS |
+                              (cpu->has_pmu_lbr ? LBR_PAIRS << V2_PAIRS_SHIFT : 0) : 0;
     *ecx = *edx = 0;
 }
 
@@ -986,6 +1011,25 @@ uint32_t pmu_cpuid_leaf_1_ecx(X86CPU *cpu)
 uint32_t pmu_cpuid_leaf_1_edx(X86CPU *cpu)
 {
     return cpu->has_pmu_pebs ? CPUID_DTS : 0;
+}
+
+/* The same for AMD's branch records. The latest one is always the first pair. */
+static uint64_t *find_amd_lbr_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
+{
+    LBREntry *pair = &env->lbr_records[(env->pmu_lbr_tos - (msr - V2_LBR) / 2) % LBR_PAIRS];
+
+    switch (msr) {
+    case V2_LBR_SELECT:
+        *writable = LBR_SELECTABLE;
+        return &env->pmu_lbr_select;
+    case V2_LBR_CONTROL:
+        *writable = V2_LBR_ENABLE;
+        return &env->pmu_lbr_control;
+    case V2_LBR ... V2_LBR + 2 * LBR_PAIRS - 1:
+        *writable = UINT64_MAX;
+        return (msr - V2_LBR) % 2 ? &pair->to : &pair->from;
+    }
+    return NULL;
 }
 
 /* The same for AMD as below. */
@@ -1012,13 +1056,17 @@ static uint64_t *find_amd_msr(CPUX86State *env, uint32_t msr, uint64_t *writable
         case V2_CONTROL:
             return &env->msr_global_ctrl;
         case V2_STATUS_CLEAR:
+            *writable = UINT64_MAX; /* Linux sets all bits */
+            return &env->msr_global_ovf_ctrl;
         case V2_STATUS_SET:
             *writable |= has_debugctl(env_archcpu(env)) ? GLOBAL_FROZEN : 0;
+            *writable |= env_archcpu(env)->has_pmu_lbr ? GLOBAL_RECORDS_FROZEN : 0;
             return &env->msr_global_ovf_ctrl;
         case DEBUGCTL:
             *writable = UINT64_MAX;
             return has_debugctl(env_archcpu(env)) ? &env->pmu_debugctl : NULL;
         }
+        return env_archcpu(env)->has_pmu_lbr ? find_amd_lbr_msr(env, msr, writable) : NULL;
     }
     return NULL;
 }
@@ -1111,8 +1159,8 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
 }
 
 /*
- * Whether this is a register of a counter, or of a branch record, that an Intel processor with more
- * of them has. QEMU itself lets software access registers that do not exist.
+ * Whether this is a register of a counter of Intel's, or of a branch record, that a processor with
+ * more of them has. QEMU itself lets software access registers that do not exist.
  */
 static bool is_left_out(CPUX86State *env, uint32_t msr)
 {
@@ -1121,7 +1169,8 @@ static bool is_left_out(CPUX86State *env, uint32_t msr)
     uint32_t fixed = msr - MSR_CORE_PERF_FIXED_CTR0;
 
     if (!is_intel(env)) {
-        return false;
+        return env_archcpu(env)->has_pmu_lbr && msr >= V2_LBR + 2 * LBR_PAIRS
+               && msr < V2_LBR + 2 * LBR_PAIRS_MAX;
     }
     for (int i = 0; i < ARRAY_SIZE(general); i++) {
         uint32_t n = msr - general[i];
@@ -1178,7 +1227,8 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     } else if (reg == &env->pmu_debugctl) {
         /* QEMU has none of the others. */
         *reg = val & (DEBUGCTL_FREEZE_COUNTERS |
-                      (env_archcpu(env)->has_pmu_lbr ? DEBUGCTL_LBR | DEBUGCTL_FREEZE_RECORDS : 0));
+                      (env_archcpu(env)->has_pmu_lbr ? DEBUGCTL_FREEZE_RECORDS : 0) |
+                      (env_archcpu(env)->has_pmu_lbr && is_intel(env) ? DEBUGCTL_LBR : 0));
     } else {
         *reg = val;
     }
