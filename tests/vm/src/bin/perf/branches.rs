@@ -90,7 +90,7 @@ pub fn control(machine: &Machine, pvh: bool) -> Result<ExitCode> {
     if tally.finish() != ExitCode::SUCCESS {
         return Ok(ExitCode::FAILURE);
     }
-    let kinds: &[_] = if pvh { &[Kind::Pv, Kind::Pvh] } else { &[Kind::Pv] };
+    let kinds: &[_] = if pvh { &[Kind::Pvh, Kind::Pv] } else { &[Kind::Pv] };
     for &kind in kinds {
         if beside_a_tenant(kind)? != ExitCode::SUCCESS {
             return Ok(ExitCode::FAILURE);
