@@ -54,7 +54,7 @@ impl FromStr for Guest {
 const PV: &str = "PV";
 /// By how much the rates of the guest's counter and of the host's may differ, as a share of the
 /// rate: the host's clock is adjusted while the rate is measured.
-const RATES_SHARE: u64 = 500;
+const RATES_SHARE: u64 = 100;
 
 /// How many samples of a domain there are, and what is known of them.
 #[derive(Debug, Default, PartialEq, Eq)]
