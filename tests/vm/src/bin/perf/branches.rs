@@ -124,7 +124,7 @@ fn beside_a_tenant(kind: Kind) -> Result<ExitCode> {
 
 /// Runs in the tenant.
 pub fn tenant() -> Result<ExitCode> {
-    run_tests(if is_pv()? { &TESTS } else { &TESTS_OWN_RINGS })
+    run_tests(|| Ok(if is_pv()? { &TESTS } else { &TESTS_OWN_RINGS }))
 }
 
 /// The contents of samples.
