@@ -3,8 +3,9 @@
 //! which functions of its programs and of its kernel the sample is in.
 //!
 //! The guest's file says when each of its CPUs began to execute which thread. A sample of the host
-//! has the domain, the virtual CPU and the time, which is enough to find the thread. The file may have any
-//! contents: with a wrong file, samples of that guest get wrong names, and nothing else happens.
+//! has the domain, the virtual CPU and the time, which is enough to find the thread. The file may
+//! have any contents: with a wrong file, samples of that guest get wrong names, and nothing else
+//! happens.
 
 pub mod about;
 pub mod clock;
