@@ -99,8 +99,7 @@ void cf_check perfctr_hvm_notify(void *data)
     if ( !evtchn_read_trylock(channel) )
         return;
 
-    if ( channel->state == ECS_VIRQ &&
-         channel->u.virq == PERFCTR_VIRQ_NUMBER )
+    if ( channel->state == ECS_VIRQ && channel->u.virq == PERFCTR_VIRQ_NUMBER )
         evtchn_port_set_pending(v->domain, v->vcpu_id, channel);
     evtchn_read_unlock(channel);
 
