@@ -310,8 +310,8 @@ impl Watch {
         explain_open_failure(event, self.wanted(event), error)
     }
 
-    /// Returns why an event cannot have branches in its samples, if it samples without them. `opens`
-    /// says whether an event can sample with certain fields.
+    /// Returns why an event cannot have branches in its samples, if it samples without them.
+    /// `opens` says whether an event can sample with certain fields.
     fn why_no_branches(
         &self,
         event: &Event,

@@ -60,9 +60,19 @@ pub struct Branch {
 /// What Linux says of a branch: the bits behind the addresses in its `struct perf_branch_entry`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct BranchFlags(pub u64);
+pub struct BranchFlags(u64);
 
 impl BranchFlags {
+    /// Makes them of Linux's bits.
+    pub const fn new(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Returns Linux's bits.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
     const fn has(self, bit: u32) -> bool {
         self.0 >> bit & 1 != 0
     }
