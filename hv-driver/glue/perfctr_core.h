@@ -593,9 +593,14 @@ bool perfctr_core_rdpmc_exits(const struct perfctr_core_driver *driver);
 bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint64_t *value);
 
 /*
- * Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
+ * Returns whether an overflow explains an NMI that has just come to the CPU of `cpu`, which is up.
  */
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_masked);
+
+/*
+ * Returns whether an NMI that nobody has explained, and that has just come to the CPU of `cpu`,
+ */
+bool perfctr_core_explains_unknown_nmi(const struct perfctr_core_cpu *cpu);
 
 /*
  * Handles an NMI that has come to the CPU of `cpu`, which is up. Returns an `NMI_*` number.

@@ -621,13 +621,22 @@ pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: 
     }
 }
 
-/// Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
+/// Returns whether an overflow explains an NMI that has just come to the CPU of `cpu`, which is up.
 ///
 /// `is_masked` says whether the local APIC's entry for the PMU is masked now. The NMI may have
 /// interrupted any other entry of this crate on that CPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject, is_masked: bool) -> bool {
     cpu.explains_nmi(is_masked)
+}
+
+/// Returns whether an NMI that nobody has explained, and that has just come to the CPU of `cpu`,
+/// which is up, is the PMU's.
+///
+/// The NMI may have interrupted any other entry of this crate on that CPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_explains_unknown_nmi(cpu: &CpuObject) -> bool {
+    cpu.explains_unknown_nmi()
 }
 
 /// The result of [`perfctr_core_nmi`] if the PMU has not raised the NMI.

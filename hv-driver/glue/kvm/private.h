@@ -92,8 +92,10 @@ static inline struct perfctr_core_cpu *perfctr_this_cpu(void)
 	return perfctr_core_of_cpu(this_cpu_ptr(&perfctr_pcpu));
 }
 
-/* Returns whether an NMI that has just come is the PMU's. */
+/* Returns whether an overflow explains an NMI that has just come. */
 bool perfctr_nmi_is_ours(void);
+/* Returns whether an NMI that nobody has explained is the PMU's. */
+bool perfctr_unknown_nmi_is_ours(void);
 /* Stops guests' counters here if perf has let them count; NMIs may call it. */
 void perfctr_close_gate(void);
 /* Lets the local APIC deliver the PMU's next interrupt. */
