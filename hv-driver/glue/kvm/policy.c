@@ -9,6 +9,9 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
 #include <linux/sysfs.h>
+#include <asm/apic.h>
+
+#include "lapic.h"
 
 #include "private.h"
 
@@ -37,6 +40,23 @@ const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
 	return perfctr_core_of_machine(kvm_get_running_vcpu()->kvm);
 }
 
+/*
+ * The guest's local APIC shows whether our module is there. Another kernel may
+ * take an unexplained NMI for a hardware fault. If the entry is masked, KVM
+ * itself delivers nothing.
+ */
+void perfctr_notify_module(struct kvm_vcpu *vcpu)
+{
+	u32 lvtpc;
+
+	if (!lapic_in_kernel(vcpu))
+		return;
+	lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC) &
+		(APIC_MODE_MASK | APIC_VECTOR_MASK);
+	if (lvtpc == (APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR))
+		perfctr_notify(vcpu);
+}
+
 /* A vCPU may go on executing for a long time, so an IPI stops it. */
 static void revoke_here(void *data)
 {
@@ -56,7 +76,10 @@ static void revoke_here(void *data)
 		perfctr_notify(vcpu);
 }
 
-/* Tells a guest to try again, if it was restored before it was allowed. */
+/*
+ * Tells a guest to try again, if it was restored before it was allowed, and if
+ * our module is there.
+ */
 static void tell(struct kvm *kvm)
 {
 	struct kvm_vcpu *vcpu;
@@ -65,7 +88,7 @@ static void tell(struct kvm *kvm)
 	WRITE_ONCE(kvm->arch.perfctr_machine, get_random_u64() | 1);
 	kvm_for_each_vcpu(i, vcpu, kvm)
 	{
-		perfctr_notify(vcpu);
+		perfctr_notify_module(vcpu);
 		kvm_vcpu_kick(vcpu);
 	}
 }

@@ -135,6 +135,11 @@ static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
 /* policy.c: returns whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
 /*
+ * Sends the guest the PMU's interrupt if our module is there. The vCPU need not
+ * have a page.
+ */
+void perfctr_notify_module(struct kvm_vcpu *vcpu);
+/*
  * Returns the machine's number, which is another one after the machine was
  * restored or was allowed to count.
  */

@@ -6,7 +6,6 @@
 #include <asm/apic.h>
 #include <asm/nmi.h>
 
-#include "lapic.h"
 #include "x86.h"
 
 #include "private.h"
@@ -49,21 +48,15 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 
 /*
  * Our module in a restored guest has to know of the restoration before the
- * guest executes anything, even if the guest may not count here. The guest's
- * local APIC shows whether our module is there: another kernel may take an
- * unexplained NMI for a hardware fault.
+ * guest executes anything, even if the guest may not count here.
  */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 {
-	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC) &
-		    (APIC_LVT_MASKED | APIC_MODE_MASK | APIC_VECTOR_MASK);
-
 	if (!perfctr_on)
 		return;
 	if (vcpu->arch.perfctr)
 		perfctr_page_abandon(vcpu);
-	if (lvtpc == (APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR))
-		perfctr_notify(vcpu);
+	perfctr_notify_module(vcpu);
 }
 
 /* This is not inlined, because most vCPUs need it only once. */
