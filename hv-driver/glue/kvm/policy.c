@@ -110,8 +110,9 @@ static void set_policy(struct kvm *kvm, const struct perfctr_hv_domain *wanted)
 }
 
 /*
- * A machine is named by the process that made it. The process must still exist,
- * since a later process may have the same number.
+ * A machine is named by the process that made it. To be allowed, the process
+ * must still exist, since a later process may have the same number. A machine
+ * can always be forbidden, also if its creator was a thread that has ended.
  */
 static struct mm_struct *memory_of(u32 pid)
 {
@@ -127,22 +128,27 @@ static struct mm_struct *memory_of(u32 pid)
 
 int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
 {
-	struct mm_struct *mm = memory_of(wanted->domid);
+	struct mm_struct *mm = NULL;
 	struct kvm *kvm;
 	int err = -ESRCH;
 
-	if (!mm)
-		return err;
+	if (wanted->enabled) {
+		mm = memory_of(wanted->domid);
+		if (!mm)
+			return err;
+	}
 	mutex_lock(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm->userspace_pid != wanted->domid || kvm->mm != mm)
+		if (kvm->userspace_pid != wanted->domid ||
+		    (mm && kvm->mm != mm))
 			continue;
 		set_policy(kvm, wanted);
 		err = 0;
 	}
 	mutex_unlock(&kvm_lock);
-	mmput(mm);
-	if (!wanted->enabled)
+	if (mm)
+		mmput(mm);
+	else
 		perfctr_settle_counters();
 	return err;
 }
