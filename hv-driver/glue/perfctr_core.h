@@ -769,6 +769,11 @@ extern uint64_t perfctr_glue_machine(void);
 extern int perfctr_glue_take_counters(void);
 
 /*
+ * Notes that the current vCPU no longer needs the counters, if it has needed them.
+ */
+extern void perfctr_glue_put_counters(void);
+
+/*
  * Pins the frame, and registers it for the current vCPU, or lets the vCPU go on from it.
  */
 extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);

@@ -893,6 +893,8 @@ unsafe extern "C" {
     ///
     /// Returns 0 or a negative error number. This may wait.
     fn perfctr_glue_take_counters() -> c_int;
+    /// Notes that the current vCPU no longer needs the counters, if it has needed them.
+    fn perfctr_glue_put_counters();
     /// Pins the frame, and registers it for the current vCPU, or lets the vCPU go on from it.
     ///
     /// Returns 0 or a negative error number.

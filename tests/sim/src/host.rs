@@ -761,6 +761,10 @@ impl<'a> Caller for Hypercall<'a> {
         self.machine.take_counters(self.index)
     }
 
+    fn put_counters(&mut self) {
+        self.machine.put_counters(self.index);
+    }
+
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
         let page = machine.page_at_gfn(domain, gfn).ok_or(Errno::INVAL)?;
@@ -812,7 +816,6 @@ impl<'a> Caller for Hypercall<'a> {
         self.vcpu().set_counts(Counts::Nothing, self.machine.steps.get());
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);
-        self.machine.put_counters(self.index);
         if let Some((_, page)) = self.vcpu().registered.take() {
             self.machine.unpin(page);
         }
