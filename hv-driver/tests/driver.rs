@@ -11,7 +11,7 @@ use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Permission, authorize, se
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
     Driver, Guest, Identity, Left, Limits, Pcpu, Pmu, Policy, Probe, Rate, Registration, Settings,
-    ThisCpu, Vcpu,
+    ThisCpu, Vcpu, Window,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
@@ -193,7 +193,7 @@ struct Machine {
 
 /// Returns vCPU 1 of a domain of 64-bit PV guests.
 fn pv_of(domain: u64) -> Registration {
-    Registration { id: 1, domain, guest: Guest::pv(), allowed: true }
+    Registration { id: 1, domain, guest: Guest::pv(), allowed: true, window: Window::default() }
 }
 
 impl Machine {
@@ -221,6 +221,13 @@ impl Machine {
     ) -> R {
         let Self { driver, pmu, pcpu, page, vcpu } = self;
         work(vcpu, &mut ThisCpu { driver, pcpu, pmu, number }, page)
+    }
+
+    /// Gives the page back and registers it anew.
+    fn register_again(&mut self) {
+        let window = self.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
+        let who = Registration { window, ..pv_of(1) };
+        self.vcpu = self.on(0, |_, cpu, page| Vcpu::register(cpu, page, &who, None));
     }
 
     fn load(&mut self, counters: &[CounterConfig]) {
@@ -1082,6 +1089,26 @@ mod overflows {
         m.pmu.retire(1_000);
         assert!(m.interrupt(), "a new window");
         assert_eq!(m.sample().1[0], 5_000);
+    }
+
+    #[test]
+    fn overflows_are_put_off_whatever_page_the_vcpu_registers() {
+        let mut m = loaded(&[]);
+        for _ in 0..RATE.overflows_max {
+            m.load(&[sampling(0, BOTH, 1_000)]);
+            m.pmu.retire(1_000);
+            assert!(m.interrupt());
+            m.register_again();
+        }
+        m.load(&[sampling(0, BOTH, 1_000)]);
+        assert_eq!(m.page.throttled.load(Relaxed), 1);
+        m.pmu.retire(1_000);
+        assert!(!m.interrupt(), "put off");
+        *m.pmu.tsc.borrow_mut() += RATE.window_tsc;
+        m.register_again();
+        m.load(&[sampling(0, BOTH, 1_000)]);
+        m.pmu.retire(1_000);
+        assert!(m.interrupt(), "a new window");
     }
 
     /// Some family 6 CPUs interrupt without end if an overflow is acknowledged while the counter

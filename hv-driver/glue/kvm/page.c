@@ -120,6 +120,7 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	vcpu->arch.perfctr = p;
 	err = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
 				    page_address(p->page), guest, vcpu->vcpu_id,
+				    perfctr_window_of(vcpu),
 				    perfctr_core_of_machine(vcpu->kvm), false,
 				    goes_on);
 	if (err)
@@ -140,7 +141,8 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 	struct perfctr_vcpu *p = vcpu->arch.perfctr;
 
 	local_irq_disable();
-	perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p));
+	perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p),
+				perfctr_window_of(vcpu));
 	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
 	perfctr_page_written(vcpu, p);

@@ -28,6 +28,7 @@ struct perfctr_vcpu {
 struct perfctr_kept {
 	u64 taken; /* perfctr_taken when it got the counters, or 0 */
 	u64 needs; /* whether it needs the counters */
+	u64 window[PERFCTR_WINDOW_BYTES / sizeof(u64)];
 };
 
 static inline struct perfctr_kept *perfctr_kept_of(struct kvm_vcpu *vcpu)
@@ -36,6 +37,12 @@ static inline struct perfctr_kept *perfctr_kept_of(struct kvm_vcpu *vcpu)
 		     sizeof(struct perfctr_kept));
 
 	return (struct perfctr_kept *)vcpu->arch.perfctr_kept;
+}
+
+static inline struct perfctr_core_window *
+perfctr_window_of(struct kvm_vcpu *vcpu)
+{
+	return (struct perfctr_core_window *)perfctr_kept_of(vcpu)->window;
 }
 
 static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)

@@ -780,6 +780,7 @@ impl<'a> Caller for Hypercall<'a> {
             domain: domain.serial.get(),
             guest: *guest,
             allowed: self.limits().is_some(),
+            window: vcpu.window.get(),
         };
         let core = machine.on_cpu(|cpu| {
             let mut core = DriverVcpu::register(cpu, page_of, &who, left.as_ref());
@@ -811,7 +812,9 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn unregister(&mut self) {
-        _ = self.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page));
+        if let Some(window) = self.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page)) {
+            self.vcpu().window.set(window);
+        }
         let exits = self.domain().hardware;
         self.vcpu().set_counts(Counts::Nothing, self.machine.steps.get());
         self.vcpu().rdpmc_exits.set(exits);
