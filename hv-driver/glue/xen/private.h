@@ -77,6 +77,13 @@ perfctr_account_of(const struct vcpu *v)
     return (const struct perfctr_core_vcpu_account *)v->arch.perfctr_account;
 }
 
+static inline struct perfctr_core_window *perfctr_window_of(struct vcpu *v)
+{
+    BUILD_BUG_ON(sizeof(v->arch.perfctr_window) != PERFCTR_WINDOW_BYTES);
+
+    return (struct perfctr_core_window *)v->arch.perfctr_window;
+}
+
 static inline perfctr_rings perfctr_rings_of(const struct vcpu *v)
 {
     return is_hvm_vcpu(v) ? PERFCTR_RINGS_HARDWARE : PERFCTR_RINGS_FOLDED;
