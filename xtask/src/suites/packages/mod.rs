@@ -39,13 +39,16 @@ const PACKAGES: &[&str] = &[
 
 const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-Pty=0";
 
+/// The rules by which udev gives the module's device to its users.
+const RULES: &str = "/lib/udev/rules.d/60-perfctr.rules";
+
 /// The files that they install, beside documents and the module's sources.
 const FILES: &[&str] = &[
     "/boot/xen-4.17-perfctr.gz",
     "/etc/default/grub.d/xen-perfctr.cfg",
     "/etc/perfctr/xen-domains",
     "/lib/systemd/system/perfctr-xen-domains.service",
-    "/lib/udev/rules.d/60-perfctr.rules",
+    RULES,
     "/usr/bin/perfctr",
     "/usr/bin/perfex",
     "/usr/include/libperfctr.h",
@@ -258,7 +261,7 @@ fn files(debian: &Chroot) -> Result<()> {
     let version = debian.run("perfctr --version; perfex -h")?;
     ensure!(version.starts_with(&format!("perfctr {}\n", packages::VERSION)), "{version}");
     let rules = fs::read(sh::project().join("guest-kmod/udev/60-perfctr.rules"))?;
-    ensure!(fs::read(debian.path(FILES[2]))? == rules, "{} differs", FILES[2]);
+    ensure!(fs::read(debian.path(RULES))? == rules, "{RULES} differs");
     Ok(())
 }
 
