@@ -154,7 +154,7 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     let mut other = None;
     if report.volume == Volume::Long {
         report.test("booted, a user of the group counts exactly, and nobody else", || {
-            counts(&debian, None)
+            counts(&debian, None, "")
         });
         let (next, second) = (packages::build(NEXT, &[])?, debian::other(&kernel)?);
         report.test("a second kernel gets its module", || {
@@ -308,6 +308,28 @@ fn programs(debian: &Chroot, work: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Fails unless a service is enabled, and systemd rates its exposure no higher than this. Unit:
+/// tenths of systemd's points.
+fn enabled_and_confined(debian: &Chroot, service: &str, exposure_max: u32) -> Result<()> {
+    let script = format!(
+        "test $(systemctl is-enabled {service}) = enabled; systemd-analyze security \
+         --offline=true --threshold={exposure_max} {service}.service; rm -r /run/systemd"
+    );
+    debian.run(&script).map(drop)
+}
+
+/// A function of a booted system's scripts that waits until a command succeeds.
+const WAIT_FOR: &str = r#"
+wait_for() {
+    for n in $(seq 200); do
+        if eval "$1"; then return; fi
+        sleep 2
+    done
+    echo "this never came: $1" >&2
+    exit 1
+}
+"#;
+
 /// The script that a guest that is this system runs, with systemd, udev and the module at boot.
 const GUEST: &str = "
 grep -q '^perfctr ' /proc/modules
@@ -360,8 +382,9 @@ fn pack_system(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()>
 }
 
 /// Boots a guest from the system's files on the packages' hypervisor, and counts there, also with
-/// the programs of [`programs`]. `xen_args` replaces the hypervisor's usual arguments.
-fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
+/// the programs of [`programs`]. `xen_args` replaces the hypervisor's usual arguments. `first` is a
+/// script that the guest runs before it counts.
+fn counts(debian: &Chroot, xen_args: Option<&str>, first: &str) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
         .map(|name| cache::root().map(|root| root.join("work").join(name)));
@@ -373,7 +396,7 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     ensure!(xen.status.success(), "{} is not packed", packages::HYPERVISOR);
     fs::write(&image, xen.stdout)?;
 
-    let mut spec = Spec::new("pv", ["sh", "-ec", GUEST])?;
+    let mut spec = Spec::new("pv", ["sh", "-ec", &format!("{first}{GUEST}")])?;
     spec.module = false;
     let hypervisor = spec.hypervisor()?;
     hypervisor.image = Some(image);
