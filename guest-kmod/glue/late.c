@@ -178,7 +178,8 @@ void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t unused)
 		return;
 	kref_get(&thread->kref);
 	llist_add(&thread->late.node, &perfctr_woken);
-	schedule_work(&perfctr_wake_work);
+	/* A real-time thread may leave this CPU no time for the work. */
+	queue_work(system_unbound_wq, &perfctr_wake_work);
 }
 
 /* Nobody has counters any more. */
