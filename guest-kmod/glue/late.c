@@ -171,8 +171,7 @@ static void perfctr_wake_all(struct work_struct *unused)
 
 static DECLARE_WORK(perfctr_wake_work, perfctr_wake_all);
 
-/* The caller has a reference. */
-void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t unused)
+static void perfctr_wake(struct perfctr_thread *thread, __poll_t unused)
 {
 	if (xchg(&thread->late.is_listed, true))
 		return;
@@ -196,7 +195,7 @@ bool perfctr_glue_send_signal(const void *counters, u32 number, u32 overflows)
 	return perfctr_send(number, overflows);
 }
 
-void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t events)
+static void perfctr_wake(struct perfctr_thread *thread, __poll_t events)
 {
 	wake_up_poll(&thread->wait, events);
 }
@@ -212,10 +211,18 @@ void perfctr_late_exit(void)
 
 #endif
 
+/*
+ * The caller has a reference. If nobody waits, nothing is put off that would
+ * keep the counters.
+ */
+void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t events)
+{
+	if (wq_has_sleeper(&thread->wait))
+		perfctr_wake(thread, events);
+}
+
 void perfctr_glue_ring_wake(const void *counters)
 {
-	struct perfctr_thread *thread = perfctr_thread_with(counters);
-
-	if (wq_has_sleeper(&thread->wait))
-		perfctr_wake_readers(thread, EPOLLIN | EPOLLRDNORM);
+	perfctr_wake_readers(perfctr_thread_with(counters),
+			     EPOLLIN | EPOLLRDNORM);
 }
