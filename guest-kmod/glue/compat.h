@@ -156,6 +156,17 @@ static inline bool perfctr_context_names(struct task_struct *task,
 #define PERFCTR_TIME_BOOKED(events) ((events)->timestamp)
 #endif
 
+/*
+ * Makes irq_work that the interrupt itself runs. With PREEMPT_RT, a thread runs
+ * all other irq_work. 5.10 has the flag, but no initialiser that sets it.
+ */
+static inline void perfctr_irq_work_init(struct irq_work *work,
+					 void (*run)(struct irq_work *))
+{
+	init_irq_work(work, run);
+	atomic_or(IRQ_WORK_HARD_IRQ, &work->node.a_flags);
+}
+
 /* Returns the irq_work by which perf wakes and signals waiters. */
 static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 {

@@ -10,6 +10,7 @@
 #include <linux/fs.h>
 #include <linux/interrupt.h>
 #include <linux/kref.h>
+#include <linux/llist.h>
 #include <linux/mutex.h>
 #include <linux/preempt.h>
 #include <linux/smp.h>
@@ -19,8 +20,8 @@
 #include "compat.h"
 #include "perfctr_core.h"
 
-#ifdef CONFIG_PREEMPT_RT
-#error "not tested with PREEMPT_RT, whose interrupts and locks are others"
+#if defined(CONFIG_PREEMPT_RT) && LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
+#error "found PREEMPT_RT before Linux 6.1, expected Linux 6.1 or later"
 #endif
 
 /* A possible CPU. It is changed on that CPU only, with interrupts disabled. */
@@ -44,6 +45,22 @@ struct perfctr_cpu {
 	struct work_struct leave;
 };
 
+/* What is put off in a kernel with PREEMPT_RT (late.c). */
+struct perfctr_late {
+	/* The place in the list of counters whose readers are to be woken. */
+	struct llist_node node;
+	int is_listed;
+	/*
+	 * The thread executes the work when it leaves the kernel. Only the
+	 * thread itself changes what follows, with interrupts disabled.
+	 */
+	bool is_queued;
+	struct callback_head work;
+	/* The signal to send. `overflows` is 0 if there is none. */
+	u32 number;
+	u32 overflows;
+};
+
 /*
  * The counters of one thread, or of a whole CPU. A thread to which they are
  * linked has a reference, and so has each descriptor that is bound.
@@ -65,6 +82,9 @@ struct perfctr_thread {
 	wait_queue_head_t wait;
 	/* Protects the core's copy of the last control that was accepted. */
 	struct mutex lock;
+#ifdef CONFIG_PREEMPT_RT
+	struct perfctr_late late;
+#endif
 	/* struct perfctr_core_thread */
 	u64 core[];
 };
@@ -117,6 +137,12 @@ u32 perfctr_ring_pages(const struct perfctr_thread *thread);
 int perfctr_ring_mmap(struct perfctr_thread *thread,
 		      struct vm_area_struct *vma);
 __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
+
+/* late.c: what takes locks that sleep in a kernel with PREEMPT_RT. */
+void perfctr_thread_put(struct perfctr_thread *thread);
+void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t events);
+int perfctr_put_off(struct perfctr_thread *thread, bool is_urgent);
+void perfctr_late_exit(void);
 
 /* sched.c: switches of threads, and reports of overflows to them. */
 extern struct preempt_ops perfctr_preempt_ops;
@@ -174,7 +200,6 @@ struct task_struct *perfctr_find_task(u32 tid);
 
 /* thread.c: a thread's counters. */
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task);
-void perfctr_thread_put(struct perfctr_thread *thread);
 int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 			struct file *file);
 int perfctr_thread_open(struct file *file, struct task_struct *task);

@@ -738,9 +738,9 @@ void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 extern bool perfctr_glue_read_frame(uint64_t address, struct perfctr_frame *frame);
 
 /*
- * Sends the calling thread an overflow's signal. Returns whether the thread will get it.
+ * Sends an overflow's signal to the calling thread, whose counters these are.
  */
-extern bool perfctr_glue_send_signal(uint32_t number, uint32_t counters);
+extern bool perfctr_glue_send_signal(const void *counters, uint32_t number, uint32_t overflows);
 
 /*
  * Writes a record of the calling thread to the ring of its counters.
@@ -758,6 +758,11 @@ extern void perfctr_glue_ring_wake(const void *counters);
 void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    perfctr_on_vcpu vcpu,
                                    uint64_t overflows);
+
+/*
+ * Lets the counters of the thread that executes go on after a signal that it will not get.
+ */
+void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).

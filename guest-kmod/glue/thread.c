@@ -16,29 +16,16 @@
 
 #include "perfctr.h"
 
-static void perfctr_thread_release(struct kref *kref)
-{
-	struct perfctr_thread *thread =
-		container_of(kref, struct perfctr_thread, kref);
-
-	perfctr_ring_free(thread->ring);
-	perfctr_core_thread_release(perfctr_core_of(thread));
-	kfree(thread);
-}
-
-void perfctr_thread_put(struct perfctr_thread *thread)
-{
-	kref_put(&thread->kref, perfctr_thread_release);
-}
-
 /* Makes counters that are not linked. The caller has the only reference. */
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
 	int err;
 
+	/* These kernels have larger locks, and take the next size, 4 KiB. */
 	BUILD_BUG_ON(sizeof(*thread) + PERFCTR_THREAD_BYTES > SZ_2K &&
-		     !IS_ENABLED(CONFIG_DEBUG_SPINLOCK));
+		     !IS_ENABLED(CONFIG_DEBUG_SPINLOCK) &&
+		     !IS_ENABLED(CONFIG_PREEMPT_RT));
 	thread = kzalloc(sizeof(*thread) + PERFCTR_THREAD_BYTES,
 			 GFP_KERNEL_ACCOUNT);
 	if (!thread)
@@ -181,14 +168,17 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	if (err)
 		return READ_ONCE(thread->task) ? err : 0;
 	perfctr_core_stop(core, hold.vcpu);
-	if (hold.vcpu)
+	if (hold.vcpu) {
 		perfctr_report_current();
+		/* The reference below is not the last one, even at exit. */
+		perfctr_put_off(thread, false);
+	}
 	hlist_del(&thread->notifier.link);
 	perfctr_core_thread_ends(core);
 	/* A reader that sees NULL also sees the final sums. */
 	smp_store_release(&thread->task, NULL);
 	perfctr_thread_let_go(&hold);
-	wake_up_poll(&thread->wait, EPOLLHUP);
+	perfctr_wake_readers(thread, EPOLLHUP);
 	perfctr_glue_unwatch();
 	perfctr_thread_put(thread);
 	module_put(THIS_MODULE);
