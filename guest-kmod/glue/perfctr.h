@@ -10,7 +10,6 @@
 #include <linux/fs.h>
 #include <linux/interrupt.h>
 #include <linux/kref.h>
-#include <linux/llist.h>
 #include <linux/mutex.h>
 #include <linux/preempt.h>
 #include <linux/smp.h>
@@ -18,6 +17,7 @@
 #include <linux/workqueue.h>
 
 #include "compat.h"
+#include "late_rt.h"
 #include "perfctr_core.h"
 
 #if defined(CONFIG_PREEMPT_RT) && LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
@@ -43,22 +43,6 @@ struct perfctr_cpu {
 	struct irq_work report;
 	/* Makes the kernel set CR4.PCE anew before a process goes on here. */
 	struct work_struct leave;
-};
-
-/* What is put off in a kernel with PREEMPT_RT (late.c). */
-struct perfctr_late {
-	/* The place in the list of counters whose readers are to be woken. */
-	struct llist_node node;
-	int is_listed;
-	/*
-	 * The thread executes the work when it leaves the kernel. Only the
-	 * thread itself changes what follows, with interrupts disabled.
-	 */
-	bool is_queued;
-	struct callback_head work;
-	/* The signal to send. `overflows` is 0 if there is none. */
-	u32 number;
-	u32 overflows;
 };
 
 /*
@@ -139,10 +123,9 @@ int perfctr_ring_mmap(struct perfctr_thread *thread,
 __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 
 /* late.c: what takes locks that sleep in a kernel with PREEMPT_RT. */
+bool perfctr_send(u32 number, u32 overflows);
 void perfctr_thread_put(struct perfctr_thread *thread);
 void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t events);
-int perfctr_put_off(struct perfctr_thread *thread, bool is_urgent);
-void perfctr_late_exit(void);
 
 /* sched.c: switches of threads, and reports of overflows to them. */
 extern struct preempt_ops perfctr_preempt_ops;

@@ -61,5 +61,6 @@ void perfctr_task_exit(void)
 	for (i = 0; i < ARRAY_SIZE(perfctr_probes); i++)
 		perfctr_unprobe(&perfctr_probes[i]);
 	tracepoint_synchronize_unregister();
-	perfctr_late_exit();
+	if (IS_ENABLED(CONFIG_PREEMPT_RT))
+		perfctr_rt_exit();
 }

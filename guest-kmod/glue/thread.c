@@ -171,7 +171,8 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	if (hold.vcpu) {
 		perfctr_report_current();
 		/* The reference below is not the last one, even at exit. */
-		perfctr_put_off(thread, false);
+		if (IS_ENABLED(CONFIG_PREEMPT_RT))
+			perfctr_rt_put_off(thread, false);
 	}
 	hlist_del(&thread->notifier.link);
 	perfctr_core_thread_ends(core);
