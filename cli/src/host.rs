@@ -20,7 +20,7 @@ use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
 use crate::profile::{ClockOf, Frame, Layer, Module, Profile, Samples, Thread};
 
-pub use self::names::{Hypervisor, Kernel, KernelList, functions_of_kernel};
+pub use self::names::{DomainFile, Hypervisor, Kernel, functions_of_kernel};
 
 /// The domain with the kernel whose functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
@@ -83,7 +83,7 @@ impl Collector {
     }
 
     /// Names the functions of a domain's kernel by this list.
-    pub fn name_kernel(&mut self, list: &KernelList) -> Result<()> {
+    pub fn name_kernel(&mut self, list: &DomainFile) -> Result<()> {
         self.modules.kernels.insert(list.domain, Kernel::of_list(list)?);
         Ok(())
     }

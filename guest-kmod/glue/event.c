@@ -166,8 +166,10 @@ static void perfctr_sample(struct perf_event *event, struct pt_regs *regs,
 	struct perf_sample_data data;
 	int limit = atomic_read(&event->event_limit);
 
-	event->hw.last_period = event->hw.sample_period * periods;
-	perf_sample_data_init(&data, 0, event->hw.last_period);
+	perf_sample_data_init(&data, 0,
+			      event->hw.last_period +
+				      (periods - 1) * event->hw.sample_period);
+	event->hw.last_period = event->hw.sample_period;
 	if (has_branch_stack(event)) {
 		perfctr_core_event_branches(perfctr_this_vcpu(), event->hw.idx,
 					    this_cpu_ptr(&perfctr_branches));
@@ -216,9 +218,9 @@ void perfctr_event_read(struct perf_event *event)
 void perfctr_event_start(struct perf_event *event, int flags)
 {
 	event->hw.state = 0;
-	perfctr_core_event_start(perfctr_this_vcpu(), event->hw.idx,
-				 event->hw.sample_period,
-				 local64_read(&event->hw.period_left));
+	event->hw.last_period = perfctr_core_event_start(
+		perfctr_this_vcpu(), event->hw.idx, event->hw.sample_period,
+		local64_read(&event->hw.period_left), event->hw.last_period);
 }
 
 /* Returns whether perf wants its books updated, and they are not up to date. */
@@ -232,9 +234,8 @@ void perfctr_event_stop(struct perf_event *event, int flags)
 	bool is_unread = perfctr_event_is_unread(event, flags);
 
 	perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx, is_unread);
-	event->hw.state |= PERF_HES_STOPPED;
-	if (is_unread)
-		event->hw.state |= PERF_HES_UPTODATE;
+	event->hw.state |= PERF_HES_STOPPED |
+			   (is_unread ? PERF_HES_UPTODATE : 0);
 }
 
 static bool perfctr_event_is_wide(const struct perf_event *event)

@@ -543,9 +543,13 @@ int perfctr_core_event_add(perfctr_on_vcpu vcpu,
 void perfctr_core_event_remove(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread, bool is_wide);
 
 /*
- * Lets an event count; see ThisVcpu::start_event(guest_kmod::ThisVcpu::start_event).
+ * Lets an event count, and returns how many events its present period has.
  */
-void perfctr_core_event_start(perfctr_on_vcpu vcpu, uint32_t index, uint64_t period, int64_t left);
+uint64_t perfctr_core_event_start(perfctr_on_vcpu vcpu,
+                                  uint32_t index,
+                                  uint64_t period,
+                                  int64_t left,
+                                  uint64_t present);
 
 /*
  * Stops an event; see LocalEvents::stop_event.

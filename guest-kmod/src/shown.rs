@@ -484,7 +484,7 @@ mod tests {
         machine.on(0, |cpu| {
             cpu.disable_events();
             let index = cpu.add_event(&kernel, None).unwrap();
-            cpu.start_event(index, 0, 0);
+            cpu.start_event(index, 0, 0, 0);
             cpu.enable_events(None);
         });
         for observer in [ROOT, ALICE, ROOT, ALICE] {
@@ -636,7 +636,7 @@ mod tests {
         machine.on(0, |cpu| {
             cpu.disable_events();
             let index = cpu.add_event(&wanted, None).unwrap();
-            cpu.start_event(index, 0, 0);
+            cpu.start_event(index, 0, 0, 0);
             cpu.enable_events(None);
         });
         assert_eq!(becomes(0), Leave::Stay);

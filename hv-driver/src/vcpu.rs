@@ -478,7 +478,8 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// Does the work of [`toggle_otherwise`](Self::toggle_otherwise) that the statistics contain.
+    /// Does the work of [`toggle_otherwise`](Self::toggle_otherwise). The driver's statistics
+    /// contain what this costs.
     #[inline(always)]
     fn toggle_metered<P: Pmu>(
         &mut self,

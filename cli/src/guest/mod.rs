@@ -2,9 +2,10 @@
 //! Adds to a host's profile what only a guest knows: which of its threads each sample is of, and
 //! which functions of its programs and of its kernel the sample is in.
 //!
-//! The guest's file says which thread each of its CPUs executed when. A sample of the host has the
-//! domain, the virtual CPU and the time, which is enough to find the thread. The file may have any
-//! contents: with a wrong file, samples of that guest get wrong names, and nothing else happens.
+//! The guest's file says when each of its CPUs began to execute which thread. A sample of the host
+//! has the domain, the virtual CPU and the time, which is enough to find the thread. The file may
+//! have any contents: with a wrong file, samples of that guest get wrong names, and nothing else
+//! happens.
 
 pub mod about;
 pub mod clock;
@@ -14,8 +15,6 @@ use std::ffi::OsStr;
 use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::io::BufReader;
-use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use perfctr::host::DomainClock;
@@ -24,37 +23,17 @@ use perfctr_gate::text::harmless;
 use self::about::About;
 use self::clock::Clock;
 use crate::elf::Facts;
-use crate::host::{Kernel, kernel_of, user_mode_of};
-use crate::perf_data::turns::{Answer, Answers, Question, Ran, answer};
+use crate::host::{DomainFile, Kernel, kernel_of, user_mode_of};
+use crate::perf_data::turns::{Answer, Answers, Executed, Question, answer};
 use crate::perf_data::{Opened, names_section};
 use crate::profile::{Frame, Host, Layer, Module, Profile, Samples, Stack, Task, Thread};
 use crate::text::counted;
-
-/// A domain's number, and the file that `perfctr record --names` has written in it: `DOMAIN=FILE`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guest {
-    domain: u32,
-    file: PathBuf,
-}
-
-impl FromStr for Guest {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('=');
-        let parts = parts.and_then(|(domain, file)| Some((domain.parse().ok()?, file)));
-        match parts {
-            Some((domain, file)) if !file.is_empty() => Ok(Self { domain, file: file.into() }),
-            _ => Err(format!("`{text}` found, a domain's number and a file like 3=FILE expected")),
-        }
-    }
-}
 
 /// The kind of guest whose time-stamp counter is the host's.
 const PV: &str = "PV";
 /// By how much the rates of the guest's counter and of the host's may differ, as a share of the
 /// rate: the host's clock is adjusted while the rate is measured.
-const RATES_SHARE: u64 = 500;
+const RATES_SHARE: u64 = 100;
 
 /// How many samples of a domain there are, and what is known of them.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -98,8 +77,9 @@ impl Display for Found {
     }
 }
 
-/// Adds what a guest knows to a host's profile.
-pub fn join(profile: &mut Profile, guest: &Guest) -> Result<Found> {
+/// Adds to a host's profile what a guest knows. `guest` is the domain, and the file that `perfctr
+/// record --names` has written there.
+pub fn join(profile: &mut Profile, guest: &DomainFile) -> Result<Found> {
     let mut read = || {
         let mut file = BufReader::new(fs::File::open(&guest.file)?);
         add(profile, guest.domain, &mut Opened::new(&mut file)?)
@@ -305,18 +285,18 @@ impl<'a> Joined<'a> {
         let mut frames = self.frames(stack);
         let layer = frames[0].module.and_then(|module| self.modules[module as usize].layer);
         self.found.samples += 1;
-        let task = match &answer.ran {
-            Ran::Thread(task) => Some(task.clone()),
-            Ran::Idle if layer == Some(Layer::User) => {
+        let task = match &answer.executed {
+            Executed::Thread(task) => Some(task.clone()),
+            Executed::Idle if layer == Some(Layer::User) => {
                 self.found.contradicting += 1;
                 None
             }
-            Ran::Idle => Some(Task::idle()),
-            Ran::Lost => {
+            Executed::Idle => Some(Task::idle()),
+            Executed::Lost => {
                 self.found.lost += 1;
                 None
             }
-            Ran::Unknown => None,
+            Executed::Unknown => None,
         };
         if task.is_some() {
             self.found.named += 1;

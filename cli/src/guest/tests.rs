@@ -10,7 +10,8 @@ use super::about::File;
 use super::clock::Moment;
 use super::*;
 use crate::elf::Segment;
-use crate::perf_data::stream::{Mapped, Stream};
+use crate::perf_data::Mapped;
+use crate::perf_data::stream::Stream;
 use crate::profile::ClockOf;
 
 /// The domain that is active, and one that is not.
@@ -19,7 +20,7 @@ const PASSIVE: u32 = 4;
 /// By how much the clocks differ at most in these tests. Unit: ns.
 const WITHIN: u64 = 2;
 
-/// A guest's file while it is made. Its counter ticks once in a ns.
+/// PROGRAM_A guest's file while it is made. Its counter ticks once in a ns.
 struct Made {
     stream: Stream<Cursor<Vec<u8>>>,
     about: About,
@@ -42,7 +43,7 @@ impl Made {
         words: &[u32],
         time: u64,
         cpu: u32,
-        by: Id,
+        by: ThreadId,
     ) -> &mut Self {
         let mut bytes = Vec::new();
         bytes.extend(kind.to_le_bytes());
@@ -58,18 +59,18 @@ impl Made {
     }
 
     /// Adds both records of a switch, of which each has this time.
-    fn switch(&mut self, time: u64, cpu: u32, from: Id, to: Id) -> &mut Self {
+    fn switch(&mut self, time: u64, cpu: u32, from: ThreadId, to: ThreadId) -> &mut Self {
         let (kind, out) = (perf::PERF_RECORD_SWITCH_CPU_WIDE, perf::PERF_RECORD_MISC_SWITCH_OUT);
         self.record(kind, out, &[to.0, to.1], time, cpu, from);
         self.record(kind, 0, &[from.0, from.1], time, cpu, to)
     }
 
-    fn lost(&mut self, time: u64, cpu: u32, by: Id) -> &mut Self {
+    fn lost(&mut self, time: u64, cpu: u32, by: ThreadId) -> &mut Self {
         self.record(perf::PERF_RECORD_LOST, 0, &[0, 0, 9, 0], time, cpu, by)
     }
 
     /// Adds what a thread is called, and that its process has mapped a file, as was known before.
-    fn known(&mut self, (pid, tid): Id, name: &str, path: &str, time: u64) -> &mut Self {
+    fn known(&mut self, (pid, tid): ThreadId, name: &str, path: &str, time: u64) -> &mut Self {
         self.stream.name(pid, tid, name.as_bytes(), time).unwrap();
         let build_id = Some("aa01");
         let map = Mapped {
@@ -95,12 +96,12 @@ impl Made {
     }
 }
 
-type Id = (u32, u32);
+type ThreadId = (u32, u32);
 
-const IDLE: Id = (0, 0);
-const A: Id = (70, 70);
-const A_WORKER: Id = (70, 71);
-const B: Id = (80, 80);
+const IDLE: ThreadId = (0, 0);
+const PROGRAM_A: ThreadId = (70, 70);
+const A_WORKER: ThreadId = (70, 71);
+const PROGRAM_B: ThreadId = (80, 80);
 
 fn moment(time: u64) -> Moment {
     Moment { tsc: time + TSC, ns: time, within: 0 }
@@ -109,11 +110,11 @@ fn moment(time: u64) -> Moment {
 /// The host's counter when the guest's clock was 0.
 const TSC: u64 = 5_000_000;
 
-/// A place in a domain: its number, the virtual CPU, and the address and the layer.
-type At = (u32, u32, u64, Layer);
+/// PROGRAM_A place in a domain: its number, the virtual CPU, and the address and the layer.
+type HostPlace = (u32, u32, u64, Layer);
 
 /// Returns the profile of a host with samples at these places and times of the guest's clock.
-fn host(samples: &[(At, u64)]) -> Profile {
+fn host(samples: &[(HostPlace, u64)]) -> Profile {
     let mut profile = Profile::new(Vec::new(), "xen".into(), "cycles".into(), 10);
     profile.host = Some(Host {
         hypervisor: "Xen".into(),
@@ -174,21 +175,23 @@ fn shown(profile: &Profile) -> Vec<String> {
     all.into_iter().map(|(_, text)| text).collect()
 }
 
-const fn user(vcpu: u32, address: u64) -> At {
+const fn user(vcpu: u32, address: u64) -> HostPlace {
     (ACTIVE, vcpu, address, Layer::User)
 }
 
-const fn kernel(vcpu: u32) -> At {
+const fn kernel(vcpu: u32) -> HostPlace {
     (ACTIVE, vcpu, 0xffff_ffff_8000_0010, Layer::Kernel)
 }
 
 #[test]
 fn samples_between_switches_are_of_the_thread_between_them() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
-    made.stream.name(A.0, A_WORKER.1, b"worker", 0).unwrap();
-    made.switch(10_000, 0, A, B).switch(20_000, 0, B, IDLE).switch(12_000, 1, IDLE, A_WORKER);
-    made.switch(30_000, 0, IDLE, A);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).known(PROGRAM_B, "b", "/bin/b", 0);
+    made.stream.name(PROGRAM_A.0, A_WORKER.1, b"worker", 0).unwrap();
+    made.switch(10_000, 0, PROGRAM_A, PROGRAM_B)
+        .switch(20_000, 0, PROGRAM_B, IDLE)
+        .switch(12_000, 1, IDLE, A_WORKER);
+    made.switch(30_000, 0, IDLE, PROGRAM_A);
     let mut profile = host(&[
         (user(0, 0x5004), 9_000),
         (kernel(0), 9_500),
@@ -225,9 +228,9 @@ fn samples_between_switches_are_of_the_thread_between_them() {
 #[test]
 fn perfs_format_has_the_threads_and_processes() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
-    made.stream.name(A.0, A_WORKER.1, b"worker", 0).unwrap();
-    made.switch(10_000, 0, A, B).switch(10_000, 1, IDLE, A_WORKER);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).known(PROGRAM_B, "b", "/bin/b", 0);
+    made.stream.name(PROGRAM_A.0, A_WORKER.1, b"worker", 0).unwrap();
+    made.switch(10_000, 0, PROGRAM_A, PROGRAM_B).switch(10_000, 1, IDLE, A_WORKER);
     // Some address of each file is the same, and one is where nothing is known.
     let mut profile = host(&[
         (user(0, 0x5004), 9_000),
@@ -250,12 +253,12 @@ fn either_record_of_a_switch_is_enough() {
     let (kind, out) = (perf::PERF_RECORD_SWITCH_CPU_WIDE, perf::PERF_RECORD_MISC_SWITCH_OUT);
     let made = || {
         let mut made = Made::new();
-        made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
+        made.known(PROGRAM_A, "a", "/bin/a", 0).known(PROGRAM_B, "b", "/bin/b", 0);
         made
     };
     let [mut by_first, mut by_second] = [made(), made()];
-    by_first.record(kind, out, &[B.0, B.1], 10_000, 0, A);
-    by_second.record(kind, 0, &[A.0, A.1], 10_000, 0, B);
+    by_first.record(kind, out, &[PROGRAM_B.0, PROGRAM_B.1], 10_000, 0, PROGRAM_A);
+    by_second.record(kind, 0, &[PROGRAM_A.0, PROGRAM_A.1], 10_000, 0, PROGRAM_B);
     for made in [by_first, by_second] {
         let mut profile = host(&[9_000, 11_000].map(|time| (user(0, 0x5004), time)));
         let (all, _) = joined(&mut profile, made);
@@ -266,7 +269,7 @@ fn either_record_of_a_switch_is_enough() {
 #[test]
 fn samples_before_and_after_the_guests_recording_keep_their_virtual_cpu() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).switch(500_000, 0, A, B);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(500_000, 0, PROGRAM_A, PROGRAM_B);
     let times = [999, 1_000, 1_000_000, 1_000_001];
     let mut profile = host(&times.map(|time| (user(0, 0x5004), time)));
     let (all, found) = joined(&mut profile, made);
@@ -280,7 +283,7 @@ fn samples_before_and_after_the_guests_recording_keep_their_virtual_cpu() {
 #[test]
 fn a_recording_of_another_time_is_refused() {
     let mut made = Made::new();
-    made.switch(500_000, 0, A, B);
+    made.switch(500_000, 0, PROGRAM_A, PROGRAM_B);
     let mut profile = host(&[(user(0, 0x5004), 999)]);
     let before = profile.clone();
     let bytes = made.bytes();
@@ -293,11 +296,11 @@ fn a_recording_of_another_time_is_refused() {
 #[test]
 fn between_records_that_were_lost_nothing_is_known() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
-    made.switch(10_000, 0, IDLE, A).switch(10_000, 1, IDLE, A_WORKER);
-    made.lost(20_000, 0, B).switch(30_000, 0, B, IDLE);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).known(PROGRAM_B, "b", "/bin/b", 0);
+    made.switch(10_000, 0, IDLE, PROGRAM_A).switch(10_000, 1, IDLE, A_WORKER);
+    made.lost(20_000, 0, PROGRAM_B).switch(30_000, 0, PROGRAM_B, IDLE);
     // Afterwards the guest has read anew what its processes are.
-    made.known(A, "new", "/bin/new", 25_000);
+    made.known(PROGRAM_A, "new", "/bin/new", 25_000);
     let mut profile = host(&[
         (user(0, 0x5004), 9_000),
         (user(0, 0x5004), 10_500),
@@ -324,11 +327,11 @@ fn between_records_that_were_lost_nothing_is_known() {
 #[test]
 fn a_program_that_is_executed_has_its_own_functions_from_then_on() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, A);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, PROGRAM_A);
     let exec = perf::PERF_RECORD_MISC_COMM_EXEC;
-    let name = [A.0, A.1, u32::from_le_bytes(*b"next"), 0];
-    made.record(perf::PERF_RECORD_COMM, exec, &name, 10_000, 0, A);
-    made.known(A, "next", "/bin/next", 11_000);
+    let name = [PROGRAM_A.0, PROGRAM_A.1, u32::from_le_bytes(*b"next"), 0];
+    made.record(perf::PERF_RECORD_COMM, exec, &name, 10_000, 0, PROGRAM_A);
+    made.known(PROGRAM_A, "next", "/bin/next", 11_000);
     let times = [9_999, 10_500, 11_500];
     let mut profile = host(&times.map(|time| (user(0, 0x5004), time)));
     let (all, _) = joined(&mut profile, made);
@@ -339,9 +342,16 @@ fn a_program_that_is_executed_has_its_own_functions_from_then_on() {
 #[test]
 fn a_child_has_its_parents_name_and_memory() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, A);
-    made.record(perf::PERF_RECORD_FORK, 0, &[B.0, A.0, B.1, A.1, 0, 0], 3_000, 0, A);
-    made.switch(4_000, 0, A, B);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, PROGRAM_A);
+    made.record(
+        perf::PERF_RECORD_FORK,
+        0,
+        &[PROGRAM_B.0, PROGRAM_A.0, PROGRAM_B.1, PROGRAM_A.1, 0, 0],
+        3_000,
+        0,
+        PROGRAM_A,
+    );
+    made.switch(4_000, 0, PROGRAM_A, PROGRAM_B);
     let mut profile = host(&[(user(0, 0x5014), 5_000)]);
     let (all, _) = joined(&mut profile, made);
     assert_eq!(all, ["80/80 a of a: a_second"]);
@@ -350,8 +360,8 @@ fn a_child_has_its_parents_name_and_memory() {
 #[test]
 fn samples_too_close_to_a_switch_are_counted() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
-    made.switch(10_000, 0, A, B).switch(10_003, 1, A, B);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).known(PROGRAM_B, "b", "/bin/b", 0);
+    made.switch(10_000, 0, PROGRAM_A, PROGRAM_B).switch(10_003, 1, PROGRAM_A, PROGRAM_B);
     let around = [9_997, 9_998, 9_999, 10_000, 10_002, 10_003];
     let mut profile = host(&around.map(|time| (user(0, 0x5004), time)));
     let (all, found) = joined(&mut profile, made);
@@ -362,8 +372,8 @@ fn samples_too_close_to_a_switch_are_counted() {
 #[test]
 fn the_virtual_cpu_counts_and_not_the_physical_one() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).known(B, "b", "/bin/b", 0);
-    made.switch(2_000, 0, IDLE, A).switch(2_000, 1, IDLE, B);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).known(PROGRAM_B, "b", "/bin/b", 0);
+    made.switch(2_000, 0, IDLE, PROGRAM_A).switch(2_000, 1, IDLE, PROGRAM_B);
     let mut profile = host(&[(user(0, 0x5004), 3_000), (user(1, 0x5004), 3_001)]);
     for (n, stack) in profile.stacks.iter_mut().enumerate() {
         stack.cpu = Some(1 - n as u32);
@@ -374,7 +384,7 @@ fn the_virtual_cpu_counts_and_not_the_physical_one() {
 #[test]
 fn another_build_of_a_file_names_nothing() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, A);
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, PROGRAM_A);
     made.about.files[0].build_id = Some("bb02".into());
     let mut profile = host(&[(user(0, 0x5004), 3_000)]);
     assert_eq!(joined(&mut profile, made).0, ["70/70 a of a: [a]"]);
@@ -384,7 +394,7 @@ fn another_build_of_a_file_names_nothing() {
 fn no_file_of_the_host_is_opened_by_a_guests_word() {
     let path = std::env::current_exe().unwrap().display().to_string();
     let mut made = Made::new();
-    made.known(A, "a", &path, 0).switch(2_000, 0, IDLE, A);
+    made.known(PROGRAM_A, "a", &path, 0).switch(2_000, 0, IDLE, PROGRAM_A);
     made.about.files.clear();
     let mut profile = host(&[(user(0, 0x5004), 3_000)]);
     joined(&mut profile, made);
@@ -398,7 +408,7 @@ fn a_guest_with_a_counter_of_its_own_is_on_the_hosts_axis() {
     for (scale, bits) in [(0, 0), (1 << 32, 32), (3 << 31, 32)] {
         let mut made = Made::new();
         made.about.kind = Some("PVH".into());
-        made.known(A, "a", "/bin/a", 0).switch(500_000, 0, A, B);
+        made.known(PROGRAM_A, "a", "/bin/a", 0).switch(500_000, 0, PROGRAM_A, PROGRAM_B);
         let counter = DomainClock::scaled(77, scale, bits);
         for moment in &mut made.about.moments {
             moment.tsc = counter.at(moment.tsc);
@@ -423,7 +433,7 @@ fn other_guests_and_clocks_are_refused() {
     ];
     for (spoil, expected) in cases {
         let mut made = Made::new();
-        made.switch(2_000, 0, IDLE, A);
+        made.switch(2_000, 0, IDLE, PROGRAM_A);
         spoil(&mut made);
         let mut profile = host(&[(user(0, 0x5004), 3_000)]);
         let bytes = made.bytes();
@@ -440,9 +450,18 @@ fn other_guests_and_clocks_are_refused() {
 #[test]
 fn files_that_were_cut_or_changed_end_in_an_error_or_in_names() {
     let mut made = Made::new();
-    made.known(A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, A).lost(2_500, 0, A);
-    made.record(perf::PERF_RECORD_FORK, 0, &[B.0, A.0, B.1, A.1, 0, 0], 3_000, 0, A);
-    made.switch(4_000, 0, A, B);
+    made.known(PROGRAM_A, "a", "/bin/a", 0)
+        .switch(2_000, 0, IDLE, PROGRAM_A)
+        .lost(2_500, 0, PROGRAM_A);
+    made.record(
+        perf::PERF_RECORD_FORK,
+        0,
+        &[PROGRAM_B.0, PROGRAM_A.0, PROGRAM_B.1, PROGRAM_A.1, 0, 0],
+        3_000,
+        0,
+        PROGRAM_A,
+    );
+    made.switch(4_000, 0, PROGRAM_A, PROGRAM_B);
     let whole = made.bytes();
     let read = |bytes: &[u8]| {
         let mut profile = host(&[(user(0, 0x5004), 3_000), (kernel(1), 5_000)]);

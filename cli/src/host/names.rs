@@ -135,14 +135,14 @@ fn candidates() -> Vec<PathBuf> {
     paths
 }
 
-/// A domain's number, and the file with the list of its kernel's functions: `DOMAIN=FILE`.
+/// A domain's number, and a file that was made there: `DOMAIN=FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelList {
+pub struct DomainFile {
     pub domain: u32,
-    file: PathBuf,
+    pub file: PathBuf,
 }
 
-impl FromStr for KernelList {
+impl FromStr for DomainFile {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -161,7 +161,7 @@ pub struct Kernel(OnceCell<Functions>);
 
 impl Kernel {
     /// Reads the list of a kernel's functions.
-    pub fn of_list(list: &KernelList) -> Result<Self> {
+    pub fn of_list(list: &DomainFile) -> Result<Self> {
         let name = list.file.display();
         let known = parse(&fs::read(&list.file).with_context(|| name.to_string())?);
         ensure!(
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn another_domains_kernel_has_the_functions_of_its_list() {
         let file = std::env::temp_dir().join(format!("perfctr-kallsyms-{}", std::process::id()));
-        let list: KernelList = format!("3={}", file.display()).parse().unwrap();
+        let list: DomainFile = format!("3={}", file.display()).parse().unwrap();
         fs::write(&file, "10 T a\n20 t b\n30 T end\n").unwrap();
         let named = Kernel::of_list(&list).unwrap().functions(&BTreeSet::from([0x2f]));
         assert_eq!((list.domain, named), (3, vec![symbol(0x20, 0x30, "b")]));
@@ -302,7 +302,7 @@ mod tests {
         let error = format!("{:#}", Kernel::of_list(&list).err().unwrap());
         assert!(error.contains("No such file"), "{error}");
         for wrong in ["", "3", "3=", "=/x", "web=/x", "-1=/x"] {
-            let error = wrong.parse::<KernelList>().unwrap_err();
+            let error = wrong.parse::<DomainFile>().unwrap_err();
             assert!(error.starts_with(&format!("`{wrong}` found")), "{error}");
         }
     }

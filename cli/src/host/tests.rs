@@ -166,7 +166,7 @@ fn named_by_list(samples: &[HostSample]) -> Vec<(String, Option<Layer>, String)>
     let file = std::env::temp_dir().join(name);
     std::fs::write(&file, "10 T xennet_poll\n30 T end\n").unwrap();
     let mut collector = Collector::new(hypervisor(), profile());
-    let list: KernelList = format!("3={}", file.display()).parse().unwrap();
+    let list: DomainFile = format!("3={}", file.display()).parse().unwrap();
     collector.name_kernel(&list).unwrap();
     std::fs::remove_file(&file).unwrap();
     samples.iter().for_each(|sample| collector.add(sample));

@@ -25,7 +25,7 @@ use perf_event_open_sys::bindings as perf;
 
 pub use self::input::Opened;
 pub use self::read::read;
-pub use self::write::encode;
+pub use self::write::{Mapped, encode};
 
 /// The first bytes of a file.
 const MAGIC: &[u8; 8] = b"PERFILE2";

@@ -10,25 +10,12 @@ use perfctr::watch::TurnsForm;
 
 use super::input::{before_zero, in_file};
 use super::turns::NO_CPU;
-use super::write::Bytes;
-use super::{
-    BUILD_ID_BYTES, HEADER_BYTES, MAGIC, SECTION_BYTES, feature, map_path, perf, user_record,
-};
-use crate::elf::from_hex;
+use super::write::{Bytes, Mapped};
+use super::{HEADER_BYTES, MAGIC, SECTION_BYTES, feature, map_path, perf, user_record};
 
 /// Where the length of the records is in the file, and behind it the bits of the sections.
 const RECORDS_LENGTH_AT: u64 = 48;
 const BITS_AT: u64 = 72;
-
-/// Code that a process has mapped.
-pub struct Mapped<'a> {
-    pub pid: u32,
-    pub start: u64,
-    pub size: u64,
-    pub offset: u64,
-    pub path: &'a [u8],
-    pub build_id: Option<&'a str>,
-}
 
 /// What the kernel's records say beside what executes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -105,21 +92,10 @@ impl<W: Write + Seek> Stream<W> {
 
     /// Adds code that a process has mapped at this time.
     pub fn map(&mut self, map: &Mapped<'_>, time: u64) -> Result<()> {
-        let Mapped { pid, start, size, offset, path, build_id } = *map;
         let mut body = Bytes::default();
-        body.u32(pid).u32(pid).u64(start).u64(size).u64(offset);
-        let mut misc = perf::PERF_RECORD_MISC_USER;
-        match build_id.and_then(from_hex).filter(|id| id.len() <= BUILD_ID_BYTES) {
-            Some(id) => {
-                misc |= perf::PERF_RECORD_MISC_MMAP_BUILD_ID;
-                body.u32(id.len() as u32).0.extend(&id);
-                body.0.resize(body.0.len() + BUILD_ID_BYTES - id.len(), 0);
-            }
-            None => _ = body.u32(0).u32(0).u64(0).u64(0),
-        }
-        body.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
-        body.name(path, 8);
-        let record = identified(&mut body, pid, pid, time).record(perf::PERF_RECORD_MMAP2, misc)?;
+        let misc = perf::PERF_RECORD_MISC_USER | body.map(map);
+        let record =
+            identified(&mut body, map.pid, map.pid, time).record(perf::PERF_RECORD_MMAP2, misc)?;
         Ok(self.write(&record)?)
     }
 

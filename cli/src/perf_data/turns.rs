@@ -29,7 +29,7 @@ pub struct Question {
 /// What is known of a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    pub ran: Ran,
+    pub executed: Executed,
     /// The index of the file that the process had mapped at the address, and the address as the
     /// file states it.
     pub code: Option<(usize, u64)>,
@@ -40,7 +40,7 @@ pub struct Answer {
 
 /// What a CPU executed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Ran {
+pub enum Executed {
     /// The records do not say it.
     #[default]
     Unknown,
@@ -59,7 +59,7 @@ pub struct Answers {
 }
 
 /// The numbers of a process and of one of its threads.
-type Id = (u32, u32);
+type ThreadId = (u32, u32);
 
 /// The number of a thread that has ended and has none any more.
 const NOBODY: u32 = u32::MAX;
@@ -109,7 +109,7 @@ struct Written {
     time: u64,
     cpu: u32,
     /// The thread that was executing there.
-    by: Id,
+    by: ThreadId,
 }
 
 impl Written {
@@ -142,7 +142,7 @@ fn is_known(kind: u32) -> bool {
 
 /// Returns the thread before or behind a switch that is not the one that executed when the record
 /// was written.
-fn other(record: &Record<'_>) -> Result<Id> {
+fn other(record: &Record<'_>) -> Result<ThreadId> {
     let mut input = super::input::Input(record.body);
     Ok((input.u32()?, input.u32()?))
 }
@@ -151,7 +151,7 @@ fn other(record: &Record<'_>) -> Result<Id> {
 #[derive(Default)]
 struct Losses {
     /// The thread that each CPU executed when its first record was written.
-    first: HashMap<u32, Id>,
+    first: HashMap<u32, ThreadId>,
     /// From when to when each CPU has lost records, in the order of time.
     gaps: HashMap<u32, Vec<(u64, u64)>>,
     /// The times from which on records of any CPU are missing, in order.
@@ -196,7 +196,7 @@ impl Losses {
 
 /// A thread's turn on a CPU.
 struct Turn {
-    id: Id,
+    id: ThreadId,
     /// When the last switch was, if there was one.
     since: Option<u64>,
     /// The questions about the turn's last moments.
@@ -204,7 +204,7 @@ struct Turn {
 }
 
 impl Turn {
-    fn of(id: Id) -> Self {
+    fn of(id: ThreadId) -> Self {
         Self { id, since: None, last: VecDeque::new() }
     }
 }
@@ -281,7 +281,7 @@ impl Walk<'_> {
     fn answer(&mut self, asked: usize) -> Answer {
         let Question { time, cpu, address } = self.questions[asked];
         if self.losses.hide(cpu, time) {
-            return Answer { ran: Ran::Lost, ..Answer::default() };
+            return Answer { executed: Executed::Lost, ..Answer::default() };
         }
         let Some(turn) = self.cpus.get_mut(&cpu) else { return Answer::default() };
         let within = self.within;
@@ -295,15 +295,15 @@ impl Walk<'_> {
         }
         turn.last.push_back(asked);
         let (pid, tid) = turn.id;
-        let ran = match tid {
+        let executed = match tid {
             NOBODY => return Answer { near, ..Answer::default() },
-            IDLE => Ran::Idle,
+            IDLE => Executed::Idle,
             _ => {
                 let [name, process] = [tid, pid].map(|id| self.tasks.name(id).to_owned());
-                Ran::Thread(Task { pid, tid, name, process })
+                Executed::Thread(Task { pid, tid, name, process })
             }
         };
         let code = address.and_then(|address| self.tasks.code(pid, address));
-        Answer { ran, code, near }
+        Answer { executed, code, near }
     }
 }

@@ -45,6 +45,16 @@ pub fn encode(profiles: &[Profile]) -> Result<Vec<u8>> {
     Ok(writer.file(&records))
 }
 
+/// Code that a process or a kernel has mapped.
+pub struct Mapped<'a> {
+    pub pid: u32,
+    pub start: u64,
+    pub size: u64,
+    pub offset: u64,
+    pub path: &'a [u8],
+    pub build_id: Option<&'a str>,
+}
+
 /// Numbers and names as a file has them.
 #[derive(Default)]
 pub struct Bytes(pub Vec<u8>);
@@ -73,6 +83,28 @@ impl Bytes {
     pub fn counted_name(&mut self, name: &str) -> &mut Self {
         self.u32((name.len() + 1).next_multiple_of(NAME_BYTES) as u32);
         self.name(name.as_bytes(), NAME_BYTES)
+    }
+
+    /// Adds what a record of mapped code has before the fields at its end. Returns the bit of its
+    /// header which says that there is a build-id, or 0 if there is none.
+    pub fn map(&mut self, map: &Mapped<'_>) -> u32 {
+        let Mapped { pid, start, size, offset, path, build_id } = *map;
+        self.u32(pid).u32(pid).u64(start).u64(size).u64(offset);
+        let misc = match build_id.and_then(binary) {
+            Some(id) => {
+                self.u32(id.len() as u32).0.extend(&id);
+                self.0.resize(self.0.len() + BUILD_ID_BYTES - id.len(), 0);
+                perf::PERF_RECORD_MISC_MMAP_BUILD_ID
+            }
+            None => {
+                // The file's device, inode and generation are not known.
+                self.u32(0).u32(0).u64(0).u64(0);
+                0
+            }
+        };
+        self.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
+        self.name(path, 8);
+        misc
     }
 
     /// Returns a record of this kind, which has these bytes as its body.
@@ -240,23 +272,19 @@ impl<'a> Writer<'a> {
 
     fn map(&self, pid: u32, map: &Map, mode: u32) -> Result<Vec<u8>> {
         let path = map.module.file();
+        // perf uses a kernel's build-id in a section as that of vmlinux.
+        let is_kernel = mode == perf::PERF_RECORD_MISC_KERNEL;
         let mut body = Bytes::default();
-        body.u32(pid).u32(pid).u64(map.start).u64(map.size).u64(map.offset);
-        let mut misc = mode;
-        match build_id(map.module).filter(|_| mode == perf::PERF_RECORD_MISC_KERNEL) {
-            // perf uses a kernel's build-id in a section as that of vmlinux.
-            Some(id) => {
-                misc |= perf::PERF_RECORD_MISC_MMAP_BUILD_ID;
-                body.u32(id.len() as u32).0.extend(&id);
-                body.0.resize(body.0.len() + BUILD_ID_BYTES - id.len(), 0);
-            }
-            // The file's device, inode and generation are not known.
-            None => _ = body.u32(0).u32(0).u64(0).u64(0),
-        }
-        body.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
-        body.name(path.as_os_str().as_bytes(), 8);
+        let build_id = body.map(&Mapped {
+            pid,
+            start: map.start,
+            size: map.size,
+            offset: map.offset,
+            path: path.as_os_str().as_bytes(),
+            build_id: map.module.build_id.as_deref().filter(|_| is_kernel),
+        });
         let body = self.identify(&mut body, 0, pid, pid, 0);
-        let record = body.record(perf::PERF_RECORD_MMAP2, misc);
+        let record = body.record(perf::PERF_RECORD_MMAP2, mode | build_id);
         record.with_context(|| format!("a path of {} bytes", path.as_os_str().len()))
     }
 
@@ -472,8 +500,12 @@ fn kernels(profiles: &[Profile]) -> Vec<&Module> {
 
 /// Returns a module's build-id, if perf has room for it.
 fn build_id(module: &Module) -> Option<Vec<u8>> {
-    let id = module.build_id.as_deref().and_then(from_hex)?;
-    (id.len() <= BUILD_ID_BYTES).then_some(id)
+    module.build_id.as_deref().and_then(binary)
+}
+
+/// Returns the bytes of a build-id, if they have room in a file of perf's.
+fn binary(build_id: &str) -> Option<Vec<u8>> {
+    from_hex(build_id).filter(|id| id.len() <= BUILD_ID_BYTES)
 }
 
 /// Returns the number by which records name an event.

@@ -33,7 +33,7 @@ use perfctr::{Event, Provider};
 use self::counter::Source;
 use self::recorder::Recorder;
 use crate::events::{EventList, EventParser, every};
-use crate::host::{Collector, Hypervisor, KernelList, only};
+use crate::host::{Collector, DomainFile, Hypervisor, only};
 use crate::info::Here;
 use crate::perf_data;
 use crate::profile::{Machine, Place, Profile};
@@ -121,7 +121,7 @@ pub struct Options {
     /// Finds the functions of a domain's kernel in this copy of its /proc/kallsyms, as root reads
     /// it in that domain. May be given once for each domain.
     #[arg(long, value_name = "DOMAIN=FILE", requires = "host")]
-    guest_symbols: Vec<KernelList>,
+    guest_symbols: Vec<DomainFile>,
     /// Shows what the hypervisor executes for a domain at the domain's own instruction by which it
     /// was entered, in place of the hypervisor's functions.
     #[arg(long, requires = "host")]

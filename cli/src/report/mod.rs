@@ -21,7 +21,8 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use perfctr_gate::text::harmless;
 
 use self::symbols::Named;
-use crate::guest::{self, Guest};
+use crate::guest;
+use crate::host::DomainFile;
 use crate::perf_data;
 use crate::profile::{Layer, Profile, Stack};
 use crate::text::{counted, print_bytes, print_note};
@@ -59,7 +60,7 @@ pub struct Options {
     /// Adds to a host's profile what a domain has recorded of its own threads and programs with
     /// `perfctr record --names`. May be given once for each domain.
     #[arg(long, value_name = "DOMAIN=FILE")]
-    guest: Vec<Guest>,
+    guest: Vec<DomainFile>,
     /// Writes this format.
     #[arg(short, long, value_enum, default_value = "text")]
     format: Format,

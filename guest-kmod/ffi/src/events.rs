@@ -108,15 +108,17 @@ pub extern "C" fn perfctr_core_event_remove(
     let _ = vcpu.remove_event(index, is_unread, is_wide);
 }
 
-/// Lets an event count; see [`ThisVcpu::start_event`](guest_kmod::ThisVcpu::start_event).
+/// Lets an event count, and returns how many events its present period has; see
+/// [`ThisVcpu::start_event`](guest_kmod::ThisVcpu::start_event).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_start(
     mut vcpu: OnVcpu<'_>,
     index: u32,
     period: u64,
     left: i64,
-) {
-    vcpu.cpu().start_event(index, period, left);
+    present: u64,
+) -> u64 {
+    vcpu.cpu().start_event(index, period, left, present)
 }
 
 /// Stops an event; see [`LocalEvents::stop_event`].

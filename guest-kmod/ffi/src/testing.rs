@@ -53,6 +53,9 @@ struct FakeVcpu {
     registered: Option<(u64, u32)>,
 }
 
+/// An interrupt, which learns whether the hypervisor has already done what it interrupts.
+type Interrupt = Box<dyn Fn(bool)>;
+
 /// The guest's kernel and its hypervisor.
 #[derive(Default)]
 pub(crate) struct Fake {
@@ -82,7 +85,7 @@ pub(crate) struct Fake {
     capability: Cell<Option<c_int>>,
     is_locked_down: Cell<bool>,
     /// What interrupts the next `OP_SHOW` before the hypervisor has done it, and after that.
-    interrupts: RefCell<Option<Box<dyn Fn(bool)>>>,
+    interrupts: RefCell<Option<Interrupt>>,
     /// What another caller does meanwhile, before a vCPU is called next.
     meanwhile: RefCell<Option<Box<dyn FnOnce()>>>,
 }

@@ -36,10 +36,12 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     }
 
     /// Starts an event, which counts when perf's PMU is enabled. If it samples, it overflows after
-    /// the rest of its `period`, `left`, or after a whole period if perf has set another one.
-    pub fn start_event(&mut self, index: u32, period: u64, left: i64) {
+    /// the rest of its period, `left`, or after a whole `period` if perf has set a period that is
+    /// shorter than this rest. Returns how many events its present period has: `present` if that
+    /// one goes on.
+    pub fn start_event(&mut self, index: u32, period: u64, left: i64, present: u64) -> u64 {
         self.fold_events();
-        self.vcpu.events.start(index, period, left);
+        if self.vcpu.events.start(index, period, left) { present } else { period }
     }
 
     /// Stops an event, which stays. The others count when perf's PMU is enabled. It has no effect

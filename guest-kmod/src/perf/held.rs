@@ -235,14 +235,16 @@ impl Events {
     /// Starts an event, which counts as soon as the events are live. If it samples, it overflows
     /// after `left` events and then every `period`. `left` is the rest of a period that continues,
     /// unless perf has set another period meanwhile, or none has begun. The events are folded.
-    pub(crate) fn start(&mut self, index: u32, period: u64, left: i64) {
-        let Some(held) = self.get_mut(index) else { return };
+    /// Returns whether a period continues, which may be one that perf had set before.
+    pub(crate) fn start(&mut self, index: u32, period: u64, left: i64) -> bool {
+        let Some(held) = self.get_mut(index) else { return false };
         held.started = held.event.counts();
         let goes_on = left > 0 && left.unsigned_abs() <= period;
         held.period = period;
         held.left = if goes_on { left } else { i64::try_from(period).unwrap_or(i64::MAX) };
         let armed = held.started && held.samples();
         self.changed |= armed;
+        goes_on
     }
 
     /// Stops an event, which stays here and does not count any more. The events are folded.

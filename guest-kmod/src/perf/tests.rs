@@ -41,7 +41,7 @@ impl Machine {
             cpu.disable_events();
             let added = wanted.iter().map(|(wanted, left)| {
                 let index = cpu.add_event(wanted, None)?;
-                cpu.start_event(index, left.unsigned_abs(), *left);
+                cpu.start_event(index, left.unsigned_abs(), *left, 0);
                 Ok(index)
             });
             let added = added.collect();
@@ -336,13 +336,13 @@ fn an_event_comes_while_a_thread_counts() {
         let mut pmu = thread.pmu.borrow_mut();
         cpu.disable_events();
         let same = cpu.add_event(&event(0xc0, false), pmu.needs()).unwrap();
-        cpu.start_event(same, 0, 0);
+        cpu.start_event(same, 0, 0, 0);
         machine.take_hypercalls();
         assert!(!cpu.enable_events(Some((&mut pmu, &thread.page))));
         assert_eq!(machine.take_hypercalls(), [], "the thread's own counter counts it");
         cpu.disable_events();
         let other = cpu.add_event(&event(0xc0 | 1 << 24, false), pmu.needs()).unwrap();
-        cpu.start_event(other, 0, 0);
+        cpu.start_event(other, 0, 0, 0);
         let tell = cpu.enable_events(Some((&mut pmu, &thread.page)));
         assert!(!tell, "nothing has overflowed");
     });
@@ -635,7 +635,7 @@ fn a_sample_of_the_kernel_keeps_its_place_when_the_page_is_taken_back_before() {
             cpu.enable_events(None);
         });
         machine.execute(0, 1, 0);
-        machine.on(0, |cpu| cpu.start_event(1, 400, 400));
+        machine.on(0, |cpu| cpu.start_event(1, 400, 400, 0));
         machine.on(0, |cpu| cpu.enable_events(None));
     }
 }
@@ -735,7 +735,7 @@ fn start_periods(machine: &Machine, events: &[(EventConfig, u64, i64)]) {
         cpu.disable_events();
         for (event, period, left) in events {
             let index = cpu.add_event(event, None).unwrap();
-            cpu.start_event(index, *period, *left);
+            cpu.start_event(index, *period, *left, 0);
         }
         cpu.enable_events(None);
     });

@@ -84,6 +84,6 @@ mod tests {
         let half = DomainClock::scaled(100, 1 << 31, 32);
         assert_eq!((half.at(1 << 40), half.ticks(9)), ((1 << 39) + 100, 4));
         let most = DomainClock::scaled(u64::MAX, u64::MAX, 63);
-        assert_eq!(most.at(u64::MAX), (u64::MAX as u128 * u64::MAX as u128 >> 63) as u64 - 1);
+        assert_eq!(most.at(u64::MAX), ((u64::MAX as u128 * u64::MAX as u128) >> 63) as u64 - 1);
     }
 }

@@ -407,7 +407,7 @@ impl Machine {
                 event.seen = self.stalls_of(index, &event);
                 let (period, left) = (event.period, event.left);
                 context.borrow_mut().events[at] = event;
-                self.with_core(index, |cpu| cpu.start_event(number, period, left));
+                self.with_core(index, |cpu| cpu.start_event(number, period, left, 0));
                 self.note_disturbed(index);
                 true
             }

@@ -22,8 +22,8 @@ pub fn renamed(symbols: &[&str]) -> String {
     for symbol in symbols {
         let Ok(path) = rustc_demangle::try_demangle(symbol) else { continue };
         let readable = readable(&format!("{path:#}"));
-        let names = (1..).map(|n| if n == 1 { readable.clone() } else { with(&readable, n) });
-        let Some(name) = names.into_iter().find(|name| !taken.contains(name)) else { continue };
+        let mut names = (1..).map(|n| if n == 1 { readable.clone() } else { with(&readable, n) });
+        let Some(name) = names.find(|name| !taken.contains(name)) else { continue };
         lines += &format!("{symbol} {name}\n");
         taken.insert(name);
     }

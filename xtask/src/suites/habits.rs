@@ -104,6 +104,7 @@ fn unknown(report: &mut Report) -> Result<()> {
         ("Nehalem", "freeze+latched", "latched needs an AMD processor with pmu"),
         ("Nehalem,pmu-version=5", "freeze", "pmu-version has to be from 2 to 4"),
         ("Nehalem,pmu-version=4,pmu-lbr=on", "freeze", "with pmu of version 2 or 3"),
+        ("EPYC,pmu-lbr=on", "vmrun", "or an AMD one with perfmon-v2"),
         ("EPYC,pmu-pebs=on", "vmrun", "pmu-pebs needs an Intel processor with pmu"),
         ("EPYC", "skid:0", "skid has to be from 1 to 1000000"),
         ("EPYC", "skid:1-1000001", "skid has to be from 1 to 1000000"),

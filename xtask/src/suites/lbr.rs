@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the branches that the driver records for guests.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::artefacts::{guest, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::suites::tenants;
-use crate::tools::cache::{self, Key};
+use crate::tools::cache;
 use crate::tools::{apt, sh};
 
 /// Boots a machine whose processors record branches as Intel's do, and one with AMD's. Each time
@@ -86,7 +85,7 @@ fn bolt(report: &mut Report) -> Result<()> {
 /// Has BOLT optimise a program by the profile in `out`.
 fn optimise(program: &Path, out: &Path, optimised: &Path) -> Result<()> {
     apt::install(&["linux-perf"], "reading a profile for BOLT")?;
-    let tools = bolt_tools()?;
+    let tools = apt::unpacked("bolt", &BOLT)?.join("usr");
     let profile = out.join("layout.fdata");
     // Its build ID finds the program in the profile.
     let tool = |name: &str| {
@@ -103,16 +102,4 @@ fn optimise(program: &Path, out: &Path, optimised: &Path) -> Result<()> {
     let mut optimise = tool("llvm-bolt");
     optimise.arg(program).arg("-o").arg(optimised).arg("-data").arg(&profile);
     sh::output(optimise.args(["-reorder-blocks=ext-tsp", "-reorder-functions=hfsort"])).map(drop)
-}
-
-/// Takes BOLT out of Debian's packages. Returns the folder that becomes `/usr`.
-fn bolt_tools() -> Result<PathBuf> {
-    let key = Key::new("bolt 1").text(&BOLT.join(" "));
-    let dir = cache::artefact("bolt", key, |dir: &Path| {
-        let tree = dir.join("tree");
-        fs::create_dir_all(&tree)?;
-        apt::unpack(&apt::fetch(&BOLT, false, dir)?, &tree)?;
-        Ok(fs::remove_dir_all(dir.join("debs"))?)
-    })?;
-    Ok(dir.join("tree/usr"))
 }

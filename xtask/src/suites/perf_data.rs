@@ -7,14 +7,14 @@ mod large;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::report::{Report, Volume};
-use crate::tools::cache::{self, Key};
+use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, toolchain};
 
@@ -193,7 +193,7 @@ impl Bench {
 
     /// Makes hotspot's reader count the samples.
     fn hotspot(&self) -> Result<()> {
-        let tree = hotspot()?;
+        let tree = apt::unpacked("hotspot", &HOTSPOT)?;
         let mut parser = Command::new(tree.join(LIBRARIES).join("libexec/hotspot-perfparser"));
         parser.env("LD_LIBRARY_PATH", tree.join(LIBRARIES)).current_dir(&self.dir);
         let found = parser.args(["--print-stats", "--input", "ours.data"]).output()?;
@@ -273,16 +273,4 @@ fn flat(table: &str) -> BTreeMap<String, u64> {
 fn own_functions(functions: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let own = functions.iter().filter(|(name, _)| FUNCTIONS.contains(&name.as_str()));
     own.map(|(name, samples)| (name.clone(), *samples)).collect()
-}
-
-/// Takes hotspot and its libraries out of Debian's packages.
-fn hotspot() -> Result<PathBuf> {
-    let key = Key::new("hotspot 1").text(&HOTSPOT.join(" "));
-    let dir = cache::artefact("hotspot", key, |dir: &Path| {
-        let tree = dir.join("tree");
-        fs::create_dir_all(&tree)?;
-        apt::unpack(&apt::fetch(&HOTSPOT, false, dir)?, &tree)?;
-        Ok(fs::remove_dir_all(dir.join("debs"))?)
-    })?;
-    Ok(dir.join("tree"))
 }

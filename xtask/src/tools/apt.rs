@@ -269,6 +269,19 @@ fn package_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).filter(|p| extension(p) == "deb").collect())
 }
 
+/// Takes Debian's packages apart, and returns the folder with all their files. `name` is that of
+/// the artefact.
+pub fn unpacked(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let key = Key::new("packages 1").text(&packages.join(" "));
+    let dir = cache::artefact(name, key, |dir| {
+        let tree = dir.join("tree");
+        fs::create_dir_all(&tree)?;
+        unpack(&fetch(packages, false, dir)?, &tree)?;
+        Ok(fs::remove_dir_all(dir.join("debs"))?)
+    })?;
+    Ok(dir.join("tree"))
+}
+
 /// Unpacks package files into `dir`, keeping links to directories such as `/bin`.
 pub fn unpack(debs: &[PathBuf], dir: &Path) -> Result<()> {
     for deb in debs {

@@ -19,7 +19,7 @@ fn what_is_left_of_an_events_period_is_loaded_and_not_the_period() {
     machine.on(0, |cpu| {
         cpu.disable_events();
         let index = cpu.add_event(&event(0xc0, true), None).unwrap();
-        cpu.start_event(index, 5_000, 1_300);
+        cpu.start_event(index, 5_000, 1_300, 0);
         cpu.enable_events(None);
     });
     assert_eq!(machine.progress(0, 0), Progress { left: 1_300, ..Progress::default() });
@@ -74,7 +74,7 @@ fn an_event_that_is_not_started_does_not_interrupt() {
         cpu.disable_events();
         cpu.add_event(&event(0xc0, true), None).unwrap();
         let other = cpu.add_event(&event(0xc4, false), None).unwrap();
-        cpu.start_event(other, 0, 0);
+        cpu.start_event(other, 0, 0, 0);
         cpu.enable_events(None);
     });
     assert_eq!(machine.programmed(0).sampling(), 0);
@@ -102,7 +102,7 @@ fn starting_and_stopping_one_event_loses_nothing_of_either() {
     assert_eq!([0, 1].map(|index| machine.progress(0, index).count), [50, 5]);
     machine.on(0, |cpu| cpu.enable_events(None));
     machine.execute(0, 30, 3);
-    machine.on(0, |cpu| cpu.start_event(1, 0, 0));
+    machine.on(0, |cpu| cpu.start_event(1, 0, 0, 0));
     assert_eq!([0, 1].map(|index| machine.progress(0, index).count), [30, 0]);
 }
 
@@ -170,7 +170,7 @@ fn a_second_event_of_a_kind_shares_the_counter_of_the_first_where_nothing_is_loa
             cpu.disable_events();
             let added = cpu.add_event(&event(select, false), Some(&kept));
             let index = added.expect("two kinds of events need two counters");
-            cpu.start_event(index, 0, 0);
+            cpu.start_event(index, 0, 0, 0);
             cpu.enable_events(None);
             cpu.vcpu.events.get(index).unwrap().1.index()
         })
@@ -197,7 +197,7 @@ fn events_of_a_kind_that_a_thread_has_parted_share_a_counter_again() {
         machine.on(0, |cpu| {
             cpu.disable_events();
             let index = cpu.add_event(&event(select, false), kept)?;
-            cpu.start_event(index, 0, 0);
+            cpu.start_event(index, 0, 0, 0);
             cpu.enable_events(None);
             Ok(index)
         })
@@ -228,7 +228,7 @@ fn an_event_that_shares_a_counter_again_is_armed_there_though_another_one_does_n
             cpu.disable_events();
             let added = cpu.add_event(&event, kept);
             if let Ok(index) = added {
-                cpu.start_event(index, left.unsigned_abs(), left);
+                cpu.start_event(index, left.unsigned_abs(), left, 0);
             }
             cpu.enable_events(None);
             added

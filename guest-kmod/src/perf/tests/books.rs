@@ -27,6 +27,17 @@ fn a_removed_event_was_stalled_until_where_the_books_end() {
 }
 
 #[test]
+fn a_period_that_goes_on_has_as_many_events_as_it_had() {
+    let machine = Machine::new();
+    start_periods(&machine, &[(event(0xc0, true), 1_000, 1_000)]);
+    let start = |period, left| machine.on(0, |cpu| cpu.start_event(0, period, left, 1_000));
+    assert_eq!(start(3_000, 400), 1_000, "the longer one comes after this one");
+    assert_eq!(start(400, 400), 1_000, "all of the shorter one is left");
+    assert_eq!(start(300, 400), 300, "more is left than the shorter one has");
+    assert_eq!([start(500, 0), start(500, -3)], [500; 2], "none goes on");
+}
+
+#[test]
 fn an_event_that_overflows_just_before_it_is_stopped_is_in_its_next_period() {
     let machine = Machine::new();
     let mut local = Local::new(&machine, 1001);
@@ -43,7 +54,7 @@ fn an_event_that_overflows_just_before_it_is_stopped_is_in_its_next_period() {
         assert!(take(&mut local.books.report_due));
         local.with_cpu(|cpu| {
             cpu.disable_events();
-            cpu.start_event(0, 1_000, 1_000);
+            cpu.start_event(0, 1_000, 1_000, 0);
             cpu.enable_events(None);
         });
     }

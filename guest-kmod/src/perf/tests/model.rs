@@ -160,7 +160,7 @@ impl<'a> Perf<'a> {
         }
         match self.vcpus[vcpu].add_event(&config, None, None, false) {
             Ok(index) => {
-                self.vcpus[vcpu].with_cpu(|cpu| cpu.start_event(index, 0, 0));
+                self.vcpus[vcpu].with_cpu(|cpu| cpu.start_event(index, 0, 0, 0));
                 let event = &mut self.events[event];
                 (event.at, event.throttled) = (Some((vcpu, index)), false);
             }
@@ -225,7 +225,9 @@ impl<'a> Perf<'a> {
         let Opened { at: Some((vcpu, index)), throttled, .. } = self.events[event] else { return };
         self.events[event].throttled = !throttled;
         self.change(vcpu, |perf| match throttled {
-            true => perf.vcpus[vcpu].with_cpu(|cpu| cpu.start_event(index, 0, 0)),
+            true => perf.vcpus[vcpu].with_cpu(|cpu| {
+                cpu.start_event(index, 0, 0, 0);
+            }),
             false => perf.vcpus[vcpu].stop_event(index, true),
         });
     }

@@ -114,7 +114,7 @@ fn an_overflow_that_is_found_when_perfs_events_change_is_told_at_once() {
             let mut pmu = thread.pmu.borrow_mut();
             cpu.disable_events();
             let index = cpu.add_event(&event, pmu.needs()).unwrap();
-            cpu.start_event(index, 0, 0);
+            cpu.start_event(index, 0, 0, 0);
             assert!(cpu.enable_events(Some((&mut pmu, &thread.page))), "overflow {overflow}");
         });
         assert_eq!(report(&machine, &thread), TOLD);
@@ -129,7 +129,7 @@ fn perfs_events_count_on_when_no_thread_does() {
     machine.on(0, |cpu| {
         cpu.disable_events();
         let index = cpu.add_event(&event, None).unwrap();
-        cpu.start_event(index, 0, 0);
+        cpu.start_event(index, 0, 0, 0);
         cpu.enable_events(None);
         cpu.stop_if_idle(&machine.counting);
     });

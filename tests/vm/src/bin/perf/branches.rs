@@ -90,7 +90,7 @@ pub fn control(machine: &Machine, pvh: bool) -> Result<ExitCode> {
     if tally.finish() != ExitCode::SUCCESS {
         return Ok(ExitCode::FAILURE);
     }
-    let kinds: &[_] = if pvh { &[Kind::Pv, Kind::Pvh] } else { &[Kind::Pv] };
+    let kinds: &[_] = if pvh { &[Kind::Pvh, Kind::Pv] } else { &[Kind::Pv] };
     for &kind in kinds {
         if beside_a_tenant(kind)? != ExitCode::SUCCESS {
             return Ok(ExitCode::FAILURE);
@@ -124,7 +124,7 @@ fn beside_a_tenant(kind: Kind) -> Result<ExitCode> {
 
 /// Runs in the tenant.
 pub fn tenant() -> Result<ExitCode> {
-    run_tests(if is_pv()? { &TESTS } else { &TESTS_OWN_RINGS })
+    run_tests(|| Ok(if is_pv()? { &TESTS } else { &TESTS_OWN_RINGS }))
 }
 
 /// The contents of samples.

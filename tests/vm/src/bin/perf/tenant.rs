@@ -44,16 +44,19 @@ pub fn control() -> Result<ExitCode> {
 
 /// Runs in the tenant.
 pub fn run() -> Result<ExitCode> {
-    run_tests(&TESTS)
+    run_tests(|| Ok(&TESTS))
 }
 
-/// Makes these tests in a tenant, and ends with the domain.
-pub fn run_tests(tests: &Tests<fn(&Machine) -> Result<()>>) -> Result<ExitCode> {
+/// Makes the tests that `choose` returns in a tenant, and ends with the domain. `choose` is called
+/// when the kernel's files are there.
+pub fn run_tests(
+    choose: impl FnOnce() -> Result<&'static Tests<fn(&Machine) -> Result<()>>>,
+) -> Result<ExitCode> {
     live(|| {
         mount_statistics()?;
         module::load()?;
         let machine = Machine::new(None)?;
-        tests.run_in_tenant(|test| test(&machine));
+        choose()?.run_in_tenant(|test| test(&machine));
         Ok(())
     })
 }
