@@ -19,11 +19,12 @@ static DEFINE_PER_CPU(struct perf_event *[PERFCTR_MAX_COUNTERS],
 		      perfctr_events);
 
 /*
- * Returns the event's time by perf's clock: the present one if is_now is true,
- * and otherwise the one in perf's books.
+ * The time by perf's clock is the present one, or the one in perf's books, or
+ * the one at which the event was added.
  */
-static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
+u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
 {
+	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
 	const struct perf_event_context *ctx = event->ctx;
 	u64 time = PERFCTR_TIME(ctx), booked = PERFCTR_TIME_BOOKED(ctx);
 #ifdef CONFIG_CGROUP_PERF
@@ -35,17 +36,11 @@ static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 		booked = PERFCTR_TIME_BOOKED(info);
 	}
 #endif
-	return is_now ? time + (local_clock() - booked) : time;
-}
-
-u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
-{
-	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
-
-	return which == PERFCTR_EVENT_TIME_ADDED ?
-		       event->tstamp :
-		       perfctr_event_time(event,
-					  which == PERFCTR_EVENT_TIME_NOW);
+	if (which == PERFCTR_EVENT_TIME_ADDED)
+		return event->tstamp;
+	if (which == PERFCTR_EVENT_TIME_NOW)
+		time += local_clock() - booked;
+	return time;
 }
 
 void perfctr_glue_event_progress(u32 index,
@@ -191,7 +186,7 @@ static void perfctr_sample(struct perf_event *event, struct pt_regs *regs,
 	 */
 	if (owner->fasync && event->pending_kill) {
 		event->pending_wakeup = 1;
-		perfctr_event_wake(event);
+		irq_work_queue(perfctr_event_work(event));
 	}
 }
 
@@ -301,7 +296,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 void perfctr_events_overflow(void)
 {
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
-	struct pt_regs *regs = get_irq_regs();
+	const struct pt_regs *regs = get_irq_regs();
 	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
 
 	/*

@@ -1,66 +1,72 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What late.c does, in a kernel with PREEMPT_RT: the thread itself sends the
- * signal when it leaves the kernel, and a work item wakes readers.
+ * This file is only in kernels with PREEMPT_RT. The core sends signals and wakes
+ * readers where interrupts are disabled, and the probes of exec and exit unlink
+ * counters where preemption is disabled. All this takes locks that sleep. So the
+ * thread itself sends the signal and unlinks its counters when it leaves the
+ * kernel, and a work item wakes the readers.
  */
 
 #include <linux/module.h>
 #include <linux/poll.h>
-#include <linux/rcupdate.h>
 #include <linux/sched/signal.h>
-#include <linux/task_work.h>
 
 #include "perfctr.h"
 
+/* Something is put off for these counters, to which the caller has a reference. */
+static void perfctr_late_begins(struct perfctr_thread *thread)
+{
+	kref_get(&thread->kref);
+	__module_get(THIS_MODULE);
+}
+
+/* Before the module goes, perfctr_task_exit() waits for the return. */
+static void perfctr_late_ends(struct perfctr_thread *thread)
+{
+	perfctr_thread_put(thread);
+	module_put(THIS_MODULE);
+}
+
 /*
- * The thread leaves the kernel. It may sleep here. Meanwhile its counters may
+ * The thread leaves the kernel, and may sleep here. Meanwhile its counters may
  * have been stopped, set anew or unlinked, as they may be between a signal and
  * its handler.
  */
 static void perfctr_leave_kernel(struct callback_head *work)
 {
 	struct perfctr_thread *thread =
-		container_of(work, struct perfctr_thread, late.work);
-	u32 number, overflows;
+		container_of(work, struct perfctr_thread, late.leave.work);
+	struct perfctr_leave leave;
 
 	local_irq_disable();
-	thread->late.is_queued = false;
-	number = thread->late.number;
-	overflows = thread->late.overflows;
-	thread->late.overflows = 0;
+	leave = thread->late.leave;
+	thread->late.leave = (struct perfctr_leave){};
 	local_irq_enable();
-	if (overflows && !perfctr_send(number, overflows)) {
-		local_irq_disable();
-		if (thread->task == current)
-			perfctr_core_signal_lost(perfctr_core_of(thread),
-						 perfctr_this_vcpu());
-		local_irq_enable();
-	}
-	perfctr_thread_put(thread);
-	/* Before the module goes, perfctr_rt_exit() waits for the return. */
-	module_put(THIS_MODULE);
+	if (leave.overflows && !perfctr_send_now(leave.number, leave.overflows))
+		perfctr_thread_operate(thread, PERFCTR_SIGNAL_LOST, NULL);
+	if (leave.is_end)
+		perfctr_thread_unlink_now(thread);
+	perfctr_late_ends(thread);
 }
 
 /*
- * Has the calling thread execute perfctr_leave_kernel(), which has a reference.
- * If this is urgent, the thread does not wait in the kernel any more.
- * Interrupts are disabled.
+ * Has the calling thread execute perfctr_leave_kernel(). Returns whether it
+ * will. Interrupts are disabled.
  */
-int perfctr_rt_put_off(struct perfctr_thread *thread, bool is_urgent)
+static bool perfctr_put_off(struct perfctr_thread *thread,
+			    enum task_work_notify_mode mode)
 {
-	int err;
+	struct callback_head *work = &thread->late.leave.work;
 
-	if (thread->late.is_queued)
-		return 0;
-	init_task_work(&thread->late.work, perfctr_leave_kernel);
-	err = task_work_add(current, &thread->late.work,
-			    is_urgent ? TWA_SIGNAL : TWA_RESUME);
-	if (err)
-		return err;
-	thread->late.is_queued = true;
-	kref_get(&thread->kref);
-	__module_get(THIS_MODULE);
-	return 0;
+	if (work->func)
+		return true;
+	init_task_work(work, perfctr_leave_kernel);
+	if (task_work_add(current, work, mode)) {
+		work->func = NULL;
+		return false;
+	}
+	perfctr_late_begins(thread);
+	return true;
 }
 
 /*
@@ -68,47 +74,58 @@ int perfctr_rt_put_off(struct perfctr_thread *thread, bool is_urgent)
  * does, this one ends the thread's wait in the kernel, unless the thread blocks
  * the signal.
  */
-bool perfctr_rt_signal(struct perfctr_thread *thread, u32 number, u32 overflows)
+bool perfctr_glue_send_signal(u32 number, u32 overflows)
 {
-	thread->late.number = number;
-	thread->late.overflows |= overflows;
-	return !perfctr_rt_put_off(thread,
-				   !sigismember(&current->blocked, number));
+	struct perfctr_thread *thread = perfctr_thread_of(current);
+
+	thread->late.leave.number = number;
+	thread->late.leave.overflows |= overflows;
+	return perfctr_put_off(thread, sigismember(&current->blocked, number) ?
+					       TWA_RESUME :
+					       TWA_SIGNAL);
 }
 
-/* Counters with readers that are to be woken. Each has a reference. */
-static LLIST_HEAD(perfctr_woken);
-
-static void perfctr_wake_all(struct work_struct *unused)
+/*
+ * The thread itself or its tracer unlinks the counters. A thread that exits does
+ * its work before its parent learns of the exit, so the work is always accepted.
+ */
+int perfctr_thread_unlink(struct perfctr_thread *thread)
 {
-	struct perfctr_thread *thread, *next;
-
-	llist_for_each_entry_safe(thread, next, llist_del_all(&perfctr_woken),
-				  late.node)
-	{
-		/* From here on the counters are put into the list again. */
-		xchg(&thread->late.is_listed, false);
-		wake_up_poll(&thread->wait, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
-		perfctr_thread_put(thread);
-	}
+	if (READ_ONCE(thread->task) != current)
+		return perfctr_thread_unlink_now(thread);
+	local_irq_disable();
+	thread->late.leave.is_end = true;
+	perfctr_put_off(thread, TWA_RESUME);
+	local_irq_enable();
+	return 0;
 }
 
-static DECLARE_WORK(perfctr_wake_work, perfctr_wake_all);
-
-/* The caller has a reference. */
-void perfctr_rt_wake(struct perfctr_thread *thread)
+static void perfctr_wake_late(struct work_struct *work)
 {
-	if (xchg(&thread->late.is_listed, true))
+	struct perfctr_thread *thread =
+		container_of(work, struct perfctr_thread, late.wake);
+
+	wake_up_poll(&thread->wait, EPOLLIN | EPOLLRDNORM);
+	perfctr_late_ends(thread);
+}
+
+void perfctr_late_init(struct perfctr_thread *thread)
+{
+	INIT_WORK(&thread->late.wake, perfctr_wake_late);
+}
+
+/*
+ * Any CPU may do the work, since a real-time thread may leave this one no time
+ * for it. If nobody waits, nothing is put off that would keep the counters.
+ */
+void perfctr_glue_ring_wake(const void *counters)
+{
+	struct perfctr_thread *thread =
+		container_of(counters, struct perfctr_thread, core);
+
+	if (!wq_has_sleeper(&thread->wait))
 		return;
-	kref_get(&thread->kref);
-	llist_add(&thread->late.node, &perfctr_woken);
-	/* A real-time thread may leave this CPU no time for the work. */
-	queue_work(system_unbound_wq, &perfctr_wake_work);
-}
-
-/* Nobody has counters any more. */
-void perfctr_rt_exit(void)
-{
-	flush_work(&perfctr_wake_work);
-	synchronize_rcu_tasks();
+	perfctr_late_begins(thread);
+	if (!queue_work(system_unbound_wq, &thread->late.wake))
+		perfctr_late_ends(thread);
 }

@@ -1,33 +1,48 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What a kernel with PREEMPT_RT puts off, because it takes locks that sleep
+ * there. Other kernels do it at once.
+ */
 #ifndef PERFCTR_LATE_RT_H
 #define PERFCTR_LATE_RT_H
 
-#include <linux/llist.h>
 #include <linux/task_work.h>
 
 struct perfctr_thread;
 
-/* What is put off in a kernel with PREEMPT_RT. */
-struct perfctr_late {
-	/* The place in the list of counters whose readers are to be woken. */
-	struct llist_node node;
-	int is_listed;
-	/*
-	 * The thread executes the work when it leaves the kernel. Only the
-	 * thread itself changes what follows, with interrupts disabled.
-	 */
-	bool is_queued;
+#ifdef CONFIG_PREEMPT_RT
+/*
+ * What a thread does when it leaves the kernel. Only the thread itself changes
+ * this, with interrupts disabled.
+ */
+struct perfctr_leave {
+	/* It has a function while it is queued. */
 	struct callback_head work;
 	/* The signal to send. `overflows` is 0 if there is none. */
 	u32 number;
 	u32 overflows;
+	/* Whether the counters are to be unlinked. */
+	bool is_end;
 };
 
-/* late_rt.c: it is only in kernels with PREEMPT_RT. */
-int perfctr_rt_put_off(struct perfctr_thread *thread, bool is_urgent);
-bool perfctr_rt_signal(struct perfctr_thread *thread, u32 number,
-		       u32 overflows);
-void perfctr_rt_wake(struct perfctr_thread *thread);
-void perfctr_rt_exit(void);
+struct perfctr_late {
+	struct perfctr_leave leave;
+	/* Wakes the readers of the ring. */
+	struct work_struct wake;
+};
+
+/* These do at once what others ask late_rt.c for. */
+bool perfctr_send_now(u32 number, u32 counters);
+int perfctr_thread_unlink_now(struct perfctr_thread *thread);
+
+void perfctr_late_init(struct perfctr_thread *thread);
+#else
+struct perfctr_late {
+};
+
+static inline void perfctr_late_init(struct perfctr_thread *unused)
+{
+}
+#endif
 
 #endif /* PERFCTR_LATE_RT_H */

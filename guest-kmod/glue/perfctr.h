@@ -66,9 +66,7 @@ struct perfctr_thread {
 	wait_queue_head_t wait;
 	/* Protects the core's copy of the last control that was accepted. */
 	struct mutex lock;
-#ifdef CONFIG_PREEMPT_RT
 	struct perfctr_late late;
-#endif
 	/* struct perfctr_core_thread */
 	u64 core[];
 };
@@ -121,11 +119,6 @@ u32 perfctr_ring_pages(const struct perfctr_thread *thread);
 int perfctr_ring_mmap(struct perfctr_thread *thread,
 		      struct vm_area_struct *vma);
 __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
-
-/* late.c: what takes locks that sleep in a kernel with PREEMPT_RT. */
-bool perfctr_send(u32 number, u32 overflows);
-void perfctr_thread_put(struct perfctr_thread *thread);
-void perfctr_wake_readers(struct perfctr_thread *thread, __poll_t events);
 
 /* sched.c: switches of threads, and reports of overflows to them. */
 extern struct preempt_ops perfctr_preempt_ops;
@@ -183,6 +176,7 @@ struct task_struct *perfctr_find_task(u32 tid);
 
 /* thread.c: a thread's counters. */
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task);
+void perfctr_thread_put(struct perfctr_thread *thread);
 int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 			struct file *file);
 int perfctr_thread_open(struct file *file, struct task_struct *task);

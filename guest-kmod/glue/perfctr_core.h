@@ -17,6 +17,11 @@
 #define PERFCTR_ARGUMENT_WORDS 96
 
 /*
+ * Not a request's number. The module gives it to perfctr_core_operate if a thread does not get
+ */
+#define PERFCTR_SIGNAL_LOST 0
+
+/*
  * The most exact places that perf can ask for, see `precise_ip`.
  */
 #define PERFCTR_PRECISE_MAX 2
@@ -742,9 +747,9 @@ void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 extern bool perfctr_glue_read_frame(uint64_t address, struct perfctr_frame *frame);
 
 /*
- * Sends an overflow's signal to the calling thread, whose counters these are.
+ * Sends the calling thread an overflow's signal. Returns whether the thread will get it.
  */
-extern bool perfctr_glue_send_signal(const void *counters, uint32_t number, uint32_t overflows);
+extern bool perfctr_glue_send_signal(uint32_t number, uint32_t counters);
 
 /*
  * Writes a record of the calling thread to the ring of its counters.
@@ -762,11 +767,6 @@ extern void perfctr_glue_ring_wake(const void *counters);
 void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    perfctr_on_vcpu vcpu,
                                    uint64_t overflows);
-
-/*
- * Lets the counters of the thread that executes go on after a signal that it will not get.
- */
-void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).

@@ -9,8 +9,12 @@
 #include <linux/jump_label.h>
 #include <linux/module.h>
 #include <linux/nsproxy.h>
+#include <linux/sched/signal.h>
 
 #include "perfctr.h"
+
+/* At most this many pending signals are examined to find one. */
+#define PERFCTR_QUEUE_LOOK 16
 
 static bool perfctr_cost;
 module_param_named(cost, perfctr_cost, bool, 0444);
@@ -21,6 +25,54 @@ static DEFINE_STATIC_KEY_FALSE(perfctr_measures);
 static struct perfctr_thread *perfctr_of(struct preempt_notifier *notifier)
 {
 	return container_of(notifier, struct perfctr_thread, notifier);
+}
+
+/*
+ * Returns whether the calling thread will get the signal that was just sent to
+ * it. The kernel drops a signal that the thread ignores. It also drops a
+ * standard signal if one with the same number is already pending. A signal that
+ * was queued just now is at the end of the list, or near it. For a real-time
+ * signal, any pending one suffices.
+ */
+static bool perfctr_is_queued(int number)
+{
+	int left = PERFCTR_QUEUE_LOOK;
+	struct sigqueue *entry;
+	unsigned long flags;
+	bool is_queued = false;
+
+	if (number >= SIGRTMIN)
+		return sigismember(&current->pending.signal, number);
+	spin_lock_irqsave(&current->sighand->siglock, flags);
+	list_for_each_entry_reverse(entry, &current->pending.list, list)
+	{
+		is_queued = entry->info.si_signo == number &&
+			    entry->info.si_code == PERFCTR_SIGNAL_CODE;
+		if (is_queued || !--left)
+			break;
+	}
+	spin_unlock_irqrestore(&current->sighand->siglock, flags);
+	return is_queued;
+}
+
+/*
+ * Sends the signal of an overflow to the calling thread. The word behind
+ * si_code holds the counters. With PREEMPT_RT this sleeps.
+ */
+#ifdef CONFIG_PREEMPT_RT
+bool perfctr_send_now(u32 number, u32 counters)
+#else
+bool perfctr_glue_send_signal(u32 number, u32 counters)
+#endif
+{
+	struct kernel_siginfo info;
+
+	clear_siginfo(&info);
+	info.si_signo = number;
+	info.si_code = PERFCTR_SIGNAL_CODE;
+	info.si_pid = counters;
+	return !send_sig_info(info.si_signo, &info, current) &&
+	       perfctr_is_queued(info.si_signo);
 }
 
 /*
@@ -105,8 +157,8 @@ int perfctr_sched_init(void)
 	unsigned int cpu;
 
 	for_each_possible_cpu(cpu)
-		perfctr_irq_work_init(per_cpu_ptr(&perfctr_cpus.report, cpu),
-				      perfctr_report_here);
+		per_cpu(perfctr_cpus.report, cpu) =
+			IRQ_WORK_INIT_HARD(perfctr_report_here);
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
 	return 0;

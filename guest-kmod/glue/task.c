@@ -62,5 +62,5 @@ void perfctr_task_exit(void)
 		perfctr_unprobe(&perfctr_probes[i]);
 	tracepoint_synchronize_unregister();
 	if (IS_ENABLED(CONFIG_PREEMPT_RT))
-		perfctr_rt_exit();
+		synchronize_rcu_tasks();
 }

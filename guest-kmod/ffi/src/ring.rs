@@ -16,12 +16,10 @@ use crate::{ThreadObject, to_return, unpack};
 unsafe extern "C" {
     /// Reads a frame of the calling thread's stack. Returns whether the frame is in memory.
     fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool;
-    /// Sends an overflow's signal to the calling thread, whose counters these are.
+    /// Sends the calling thread an overflow's signal. Returns whether the thread will get it.
     ///
-    /// `overflows` has the bit of each counter that has overflowed. Returns whether the thread will
-    /// get the signal. In a kernel with PREEMPT_RT, the signal is sent when the thread leaves the
-    /// kernel; if the thread does not get it then, C calls `perfctr_core_signal_lost`.
-    fn perfctr_glue_send_signal(counters: *const c_void, number: u32, overflows: u32) -> bool;
+    /// `counters` has the bit of each counter that has overflowed.
+    fn perfctr_glue_send_signal(number: u32, counters: u32) -> bool;
     /// Writes a record of the calling thread to the ring of its counters.
     fn perfctr_glue_ring_write(counters: *const c_void, place: &RingPlace);
     /// Wakes whoever waits for records of these counters.
@@ -42,13 +40,6 @@ pub extern "C" fn perfctr_core_report_overflows(
     }
 }
 
-/// Lets the counters of the thread that executes go on after a signal that it will not get; see
-/// [`ThreadPmu::signal_lost`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_signal_lost(thread: OnThread<'_>, vcpu: OnVcpu<'_>) {
-    Reporting { thread, vcpu }.signal_lost();
-}
-
 /// The thread that executes, and its vCPU.
 struct Reporting<'a> {
     thread: OnThread<'a>,
@@ -63,9 +54,8 @@ impl Reporter for Reporting<'_> {
     }
 
     fn send(&mut self, signal: Signal) -> bool {
-        let counters = from_ref(self.thread.object()).cast();
         // SAFETY: the calling thread executes this and holds none of the locks that sending needs.
-        unsafe { perfctr_glue_send_signal(counters, signal.number, signal.counters) }
+        unsafe { perfctr_glue_send_signal(signal.number, signal.counters) }
     }
 
     fn signal_lost(&mut self) {

@@ -591,7 +591,7 @@ extern "C" fn perfctr_glue_report_later() {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_send_signal(_: *const c_void, _: u32, _: u32) -> bool {
+extern "C" fn perfctr_glue_send_signal(_: u32, _: u32) -> bool {
     unreachable!("nothing overflows")
 }
 
