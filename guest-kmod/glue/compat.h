@@ -174,16 +174,6 @@ static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 #endif
 }
 
-/*
- * Makes that irq_work lazy: after it is queued it waits until its CPU runs
- * other irq_work, or until the tick. perf has not queued it yet, so nobody else
- * changes its flags meanwhile. perf and the kernel never clear this flag.
- */
-static inline void perfctr_event_work_waits(struct perf_event *event)
-{
-	atomic_or(IRQ_WORK_LAZY, &perfctr_event_work(event)->node.a_flags);
-}
-
 /* Gives the sample these branches. */
 static inline void perfctr_sample_has_branches(struct perf_sample_data *data,
 					       struct perf_event *event,

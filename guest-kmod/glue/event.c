@@ -19,12 +19,11 @@ static DEFINE_PER_CPU(struct perf_event *[PERFCTR_MAX_COUNTERS],
 		      perfctr_events);
 
 /*
- * The time by perf's clock is the present one, or the one in perf's books, or
- * the one at which the event was added.
+ * Returns the event's time by perf's clock: the present one if is_now is true,
+ * and otherwise the one in perf's books.
  */
-u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
+static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 {
-	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
 	const struct perf_event_context *ctx = event->ctx;
 	u64 time = PERFCTR_TIME(ctx), booked = PERFCTR_TIME_BOOKED(ctx);
 #ifdef CONFIG_CGROUP_PERF
@@ -36,11 +35,17 @@ u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
 		booked = PERFCTR_TIME_BOOKED(info);
 	}
 #endif
-	if (which == PERFCTR_EVENT_TIME_ADDED)
-		return event->tstamp;
-	if (which == PERFCTR_EVENT_TIME_NOW)
-		time += local_clock() - booked;
-	return time;
+	return is_now ? time + (local_clock() - booked) : time;
+}
+
+u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
+{
+	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
+
+	return which == PERFCTR_EVENT_TIME_ADDED ?
+		       event->tstamp :
+		       perfctr_event_time(event,
+					  which == PERFCTR_EVENT_TIME_NOW);
 }
 
 void perfctr_glue_event_progress(u32 index,
@@ -65,7 +70,7 @@ void perfctr_glue_event_stall(u32 index, u64 stalled)
 /*
  * perf holds locks now, and no signal can be sent before it releases them. This
  * irq_work also makes the CPU run the irq_work by which perf wakes waiters.
- * That one is lazy (see perfctr_event_work_waits()).
+ * That one is lazy (see perf.c).
  */
 void perfctr_glue_report_later(void)
 {

@@ -165,8 +165,7 @@ pub unsafe extern "C" fn perfctr_core_operate(
         // SAFETY: C holds the mutex, and `control` points to C's copy of the control.
         IOC_CONTROL => unsafe { set_control(&mut thread, vcpu, &*control) },
         IOC_RESUME => go_on(&mut thread, vcpu),
-        SIGNAL_LOST => signal_lost(&mut thread, vcpu),
-        _ => Err(Errno::NOTTY),
+        other => signal_lost(&mut thread, vcpu, other),
     };
     let vcpu = vcpu.on_vcpu();
     let is_asleep = vcpu.is_none();
@@ -210,10 +209,22 @@ fn go_on(thread: &mut OnThread<'_>, vcpu: Option<&mut OnVcpu<'_>>) -> Result<(),
     }
 }
 
+/// Serves [`SIGNAL_LOST`].
+///
 /// # Errors
 ///
-/// `SRCH` if the thread is asleep, since only the thread itself sends signals.
-fn signal_lost(thread: &mut OnThread<'_>, vcpu: Option<&mut OnVcpu<'_>>) -> Result<(), Errno> {
+/// `NOTTY` if it is another number; `SRCH` if the thread is asleep, since only the thread itself
+/// sends signals.
+#[cold]
+#[inline(never)]
+fn signal_lost(
+    thread: &mut OnThread<'_>,
+    vcpu: Option<&mut OnVcpu<'_>>,
+    number: u32,
+) -> Result<(), Errno> {
+    if number != SIGNAL_LOST {
+        return Err(Errno::NOTTY);
+    }
     let (pmu, page) = thread.pmu();
     vcpu.map(|vcpu| pmu.signal_lost(page, &mut vcpu.cpu())).ok_or(Errno::SRCH)
 }
