@@ -248,7 +248,7 @@ static noinline int perfctr_read_other(struct perfctr_thread *thread,
 		cond_resched();
 		err = perfctr_core_read_published(perfctr_core_of(thread),
 						  sums);
-	} while (err == -EBUSY && !fatal_signal_pending(current));
+	} while (err > 0 && !fatal_signal_pending(current));
 	return err;
 }
 

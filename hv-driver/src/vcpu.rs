@@ -571,7 +571,19 @@ impl Vcpu {
     }
 
     fn configure(&mut self, driver: &Driver, config: &Config) {
+        // Most loads only set new distances, and loads are frequent.
+        if !config.differs_only_in_distances(&self.config) {
+            self.select(driver, config);
+        }
         self.config = *config;
+        self.sampling.configure(config.sampling(), self.precise_slots(driver, config));
+        self.branches.forget_overflows();
+        self.plain = self.is_plain(driver);
+        self.state.loaded = config.slots();
+    }
+
+    /// Computes the selectors of the configuration, and which of its slots count when.
+    fn select(&mut self, driver: &Driver, config: &Config) {
         let precise = self.precise_slots(driver, config);
         self.selectors.select(config, self.rings, self.gate, precise);
         let [user, kernel] = [EVNTSEL_USR, EVNTSEL_OS].map(|ring| config.slots_in_ring(ring));
@@ -588,10 +600,6 @@ impl Vcpu {
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
-        self.sampling.configure(config.sampling(), precise);
-        self.branches.forget_overflows();
-        self.plain = self.is_plain(driver);
-        self.state.loaded = config.slots();
     }
 
     /// Returns whether a change of the guest's mode is simple; see the field of that name.

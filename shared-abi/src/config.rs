@@ -209,6 +209,13 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
+    /// Returns whether both count the same by the same counters, of which the same ones interrupt.
+    /// The distances to their next overflows may differ.
+    pub fn differs_only_in_distances(&self, other: &Config) -> bool {
+        (self.slots, self.sampling, self.precise) == (other.slots, other.sampling, other.precise)
+            && self.includes(other)
+    }
+
     /// Does the same as [`joined`](Self::joined), but also returns `None` if one of the two
     /// interrupts.
     pub fn joined_unless_sampling(&self, other: &Config) -> Option<Config> {
@@ -397,6 +404,29 @@ mod tests {
         slots.iter().for_each(|&slot| config.set_period(slot, 7));
         assert_eq!(slots.map(|slot| config.period(slot)), [0, 7]);
         assert_eq!(config.joined_unless_sampling(&config), None, "both sample");
+    }
+
+    #[test]
+    fn only_configurations_of_other_distances_differ_only_in_them() {
+        let one = |slot, evntsel, mode, period| {
+            let mode = CounterConfig { mode, period, ..counter(slot, evntsel) };
+            Config::new(&caps(), &[counter(3, 0xc4 | EVNTSEL_OS | EVNTSEL_EN), mode]).unwrap()
+        };
+        let config = one(1, INSTRUCTIONS_USER, MODE_SAMPLING, 1_000);
+        let same = one(1, INSTRUCTIONS_USER, MODE_SAMPLING, 77);
+        assert!(config != same && config.differs_only_in_distances(&same));
+        assert!(config.differs_only_in_distances(&config));
+        for other in [
+            one(2, INSTRUCTIONS_USER, MODE_SAMPLING, 1_000),
+            one(1, INSTRUCTIONS_USER | EVNTSEL_OS, MODE_SAMPLING, 1_000),
+            one(1, INSTRUCTIONS_USER, MODE_COUNTING, 0),
+            one(1, INSTRUCTIONS_USER, MODE_PRECISE, 1_000),
+            Config::one(PhysSlot::general(1).unwrap(), INSTRUCTIONS_USER, Some(1_000)),
+            Config::NONE,
+        ] {
+            assert!(!config.differs_only_in_distances(&other), "{other:?}");
+            assert!(!other.differs_only_in_distances(&config), "{other:?}");
+        }
     }
 
     #[test]
