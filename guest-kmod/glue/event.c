@@ -301,7 +301,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 void perfctr_events_overflow(void)
 {
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
-	const struct pt_regs *regs = get_irq_regs();
+	struct pt_regs *regs = get_irq_regs();
 	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
 
 	/*

@@ -13,13 +13,6 @@
 
 #include "perfctr.h"
 
-/* Something is put off for these counters, to which the caller has a reference. */
-static void perfctr_late_begins(struct perfctr_thread *thread)
-{
-	kref_get(&thread->kref);
-	__module_get(THIS_MODULE);
-}
-
 /* Before the module goes, perfctr_task_exit() waits for the return. */
 static void perfctr_late_ends(struct perfctr_thread *thread)
 {
@@ -35,16 +28,23 @@ static void perfctr_late_ends(struct perfctr_thread *thread)
 static void perfctr_leave_kernel(struct callback_head *work)
 {
 	struct perfctr_thread *thread =
-		container_of(work, struct perfctr_thread, late.leave.work);
-	struct perfctr_leave leave;
+		container_of(work, struct perfctr_thread, late.work);
+	u32 number, overflows;
 
 	local_irq_disable();
-	leave = thread->late.leave;
-	thread->late.leave = (struct perfctr_leave){};
+	work->func = NULL;
+	number = thread->late.number;
+	overflows = thread->late.overflows;
+	thread->late.overflows = 0;
 	local_irq_enable();
-	if (leave.overflows && !perfctr_send_now(leave.number, leave.overflows))
-		perfctr_thread_operate(thread, PERFCTR_SIGNAL_LOST, NULL);
-	if (leave.is_end)
+	if (overflows && !perfctr_send_now(number, overflows)) {
+		local_irq_disable();
+		if (thread->task == current)
+			perfctr_core_signal_lost(perfctr_core_of(thread),
+						 perfctr_this_vcpu());
+		local_irq_enable();
+	}
+	if (thread->late.is_end)
 		perfctr_thread_unlink_now(thread);
 	perfctr_late_ends(thread);
 }
@@ -56,7 +56,7 @@ static void perfctr_leave_kernel(struct callback_head *work)
 static bool perfctr_put_off(struct perfctr_thread *thread,
 			    enum task_work_notify_mode mode)
 {
-	struct callback_head *work = &thread->late.leave.work;
+	struct callback_head *work = &thread->late.work;
 
 	if (work->func)
 		return true;
@@ -65,7 +65,8 @@ static bool perfctr_put_off(struct perfctr_thread *thread,
 		work->func = NULL;
 		return false;
 	}
-	perfctr_late_begins(thread);
+	kref_get(&thread->kref);
+	__module_get(THIS_MODULE);
 	return true;
 }
 
@@ -78,8 +79,8 @@ bool perfctr_glue_send_signal(u32 number, u32 overflows)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
 
-	thread->late.leave.number = number;
-	thread->late.leave.overflows |= overflows;
+	thread->late.number = number;
+	thread->late.overflows |= overflows;
 	return perfctr_put_off(thread, sigismember(&current->blocked, number) ?
 					       TWA_RESUME :
 					       TWA_SIGNAL);
@@ -94,7 +95,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	if (READ_ONCE(thread->task) != current)
 		return perfctr_thread_unlink_now(thread);
 	local_irq_disable();
-	thread->late.leave.is_end = true;
+	thread->late.is_end = true;
 	perfctr_put_off(thread, TWA_RESUME);
 	local_irq_enable();
 	return 0;
@@ -125,7 +126,8 @@ void perfctr_glue_ring_wake(const void *counters)
 
 	if (!wq_has_sleeper(&thread->wait))
 		return;
-	perfctr_late_begins(thread);
+	kref_get(&thread->kref);
+	__module_get(THIS_MODULE);
 	if (!queue_work(system_unbound_wq, &thread->late.wake))
 		perfctr_late_ends(thread);
 }

@@ -11,24 +11,20 @@
 struct perfctr_thread;
 
 #ifdef CONFIG_PREEMPT_RT
-/*
- * What a thread does when it leaves the kernel. Only the thread itself changes
- * this, with interrupts disabled.
- */
-struct perfctr_leave {
-	/* It has a function while it is queued. */
+struct perfctr_late {
+	/* Wakes the readers of the ring. */
+	struct work_struct wake;
+	/*
+	 * The thread does this work when it leaves the kernel. The work has a
+	 * function while it is queued. Only the thread itself changes what
+	 * follows, with interrupts disabled.
+	 */
 	struct callback_head work;
 	/* The signal to send. `overflows` is 0 if there is none. */
 	u32 number;
 	u32 overflows;
 	/* Whether the counters are to be unlinked. */
 	bool is_end;
-};
-
-struct perfctr_late {
-	struct perfctr_leave leave;
-	/* Wakes the readers of the ring. */
-	struct work_struct wake;
 };
 
 /* These do at once what others ask late_rt.c for. */

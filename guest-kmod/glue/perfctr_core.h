@@ -17,11 +17,6 @@
 #define PERFCTR_ARGUMENT_WORDS 96
 
 /*
- * Not a request's number. The module gives it to perfctr_core_operate if a thread does not get
- */
-#define PERFCTR_SIGNAL_LOST 0
-
-/*
  * The most exact places that perf can ask for, see `precise_ip`.
  */
 #define PERFCTR_PRECISE_MAX 2
@@ -767,6 +762,11 @@ extern void perfctr_glue_ring_wake(const void *counters);
 void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    perfctr_on_vcpu vcpu,
                                    uint64_t overflows);
+
+/*
+ * Lets the counters of the thread that executes go on after a signal that it did not get.
+ */
+void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).

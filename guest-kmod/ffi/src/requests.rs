@@ -31,10 +31,6 @@ unsafe extern "C" {
 pub const ARGUMENT_WORDS: usize = 96;
 const _: () = assert!(ARGUMENT_WORDS * 8 == ARGUMENT_BYTES_MAX);
 
-/// Not a request's number. The module gives it to [`perfctr_core_operate`] if a thread does not get
-/// the signal of an overflow; see [`ThreadPmu::signal_lost`](guest_kmod::ThreadPmu::signal_lost).
-pub const SIGNAL_LOST: u32 = 0;
-
 /// Numbers of capabilities (Linux, `include/uapi/linux/capability.h`).
 const CAP_IPC_LOCK: c_int = 14;
 const CAP_SYS_PTRACE: c_int = 19;
@@ -147,8 +143,7 @@ pub extern "C" fn perfctr_core_info(
 
 /// Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.
 ///
-/// If there is no vCPU, the thread is asleep. In a kernel with PREEMPT_RT, where a thread sends its
-/// signals when it leaves the kernel, it may also say [`SIGNAL_LOST`].
+/// If there is no vCPU, the thread is asleep.
 ///
 /// # Safety
 ///
@@ -165,7 +160,7 @@ pub unsafe extern "C" fn perfctr_core_operate(
         // SAFETY: C holds the mutex, and `control` points to C's copy of the control.
         IOC_CONTROL => unsafe { set_control(&mut thread, vcpu, &*control) },
         IOC_RESUME => go_on(&mut thread, vcpu),
-        other => signal_lost(&mut thread, vcpu, other),
+        _ => Err(Errno::NOTTY),
     };
     let vcpu = vcpu.on_vcpu();
     let is_asleep = vcpu.is_none();
@@ -207,26 +202,6 @@ fn go_on(thread: &mut OnThread<'_>, vcpu: Option<&mut OnVcpu<'_>>) -> Result<(),
         Some(vcpu) => pmu.go_on(page, &mut vcpu.cpu()),
         None => pmu.go_on_asleep(),
     }
-}
-
-/// Serves [`SIGNAL_LOST`].
-///
-/// # Errors
-///
-/// `NOTTY` if it is another number; `SRCH` if the thread is asleep, since only the thread itself
-/// sends signals.
-#[cold]
-#[inline(never)]
-fn signal_lost(
-    thread: &mut OnThread<'_>,
-    vcpu: Option<&mut OnVcpu<'_>>,
-    number: u32,
-) -> Result<(), Errno> {
-    if number != SIGNAL_LOST {
-        return Err(Errno::NOTTY);
-    }
-    let (pmu, page) = thread.pmu();
-    vcpu.map(|vcpu| pmu.signal_lost(page, &mut vcpu.cpu())).ok_or(Errno::SRCH)
 }
 
 /// Returns the control that was accepted last.

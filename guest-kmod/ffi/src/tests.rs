@@ -27,7 +27,7 @@ use crate::events::{perfctr_core_event_add, perfctr_core_event_open};
 use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
 use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
-use crate::requests::{Caller, SIGNAL_LOST, perfctr_core_mapped_page, perfctr_core_operate};
+use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
 use crate::users::perfctr_core_user_find;
@@ -569,27 +569,6 @@ fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Contro
     };
     assert_eq!(set, 0);
     thread.0.needs_page.get()
-}
-
-#[test]
-fn a_signal_that_a_thread_does_not_get_is_counted_and_only_the_thread_says_so() {
-    let guest = Guest::new();
-    let alice = guest.thread(ALICE);
-    let lost = |vcpu: Option<&VcpuObject>| {
-        // SAFETY: only this thread uses the guest, so it has the only rights to use the arguments.
-        // Each of these types has only the reference. No control is read.
-        unsafe {
-            let vcpu = std::mem::transmute::<Option<&VcpuObject>, OnVcpuOrAsleep<'_>>(vcpu);
-            perfctr_core_operate(OnThread::new(alice.0), vcpu, SIGNAL_LOST, std::ptr::null())
-        }
-    };
-    guest.on(1, |on| {
-        let vcpu = on.object();
-        let counted = || vcpu.stats.signals_lost.get();
-        assert_eq!((lost(Some(vcpu)), counted()), (0, 1));
-        assert_eq!((lost(None), counted()), (Errno::SRCH.to_return(), 1));
-    });
-    alice.end();
 }
 
 /// Has a thread count with one counter, or with none.

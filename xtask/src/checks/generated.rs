@@ -110,7 +110,6 @@ const BOUNDARIES: &[Boundary] = &[
             ("Frame", "perfctr_frame"),
             ("Admitted", "perfctr_admitted"),
             ("ARGUMENT_WORDS", "PERFCTR_ARGUMENT_WORDS"),
-            ("SIGNAL_LOST", "PERFCTR_SIGNAL_LOST"),
             ("THREAD_BYTES", "PERFCTR_THREAD_BYTES"),
             ("BranchStack", "perfctr_branch_stack"),
             ("EventAttr", "perfctr_event_attr"),
