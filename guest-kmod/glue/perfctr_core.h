@@ -122,7 +122,7 @@ typedef const struct perfctr_core_thread *perfctr_present;
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu_or_asleep;
 
 /*
- * What perf is given of an event.
+ * What perf adds to its books of an event.
  */
 struct perfctr_progress {
   /*
@@ -882,7 +882,7 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 extern int perfctr_glue_watch_begin(void);
 
 /*
- * If nobody counts, has perfctr_core_stop_if_idle called after a while. Does not sleep.
+ * If nobody counts, has perfctr_core_stop_if_idle called after
  */
 extern void perfctr_glue_stop_if_idle(void);
 

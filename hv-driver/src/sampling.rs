@@ -47,9 +47,9 @@ pub(crate) struct Sampling {
     precise: u32,
     /// Slots that have overflowed and whose place is not known yet.
     unplaced: u32,
-    /// Those of them whose record says where the next event was, which `places` has.
+    /// Slots in `unplaced` for which the processor has written a record; its place is in `places`.
     recorded: u32,
-    /// Those of them that had counted nothing since they overflowed.
+    /// Slots in `unplaced` that had counted nothing since their overflow.
     at_once: u32,
     /// Slots that have overflowed and whose place is known.
     placed: u32,

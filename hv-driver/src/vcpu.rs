@@ -79,7 +79,7 @@ pub struct Vcpu {
     /// Slots that count an entry into user mode, and into kernel mode, as an event of the guest's.
     counts_entry_user: u32,
     counts_entry_kernel: u32,
-    /// Slots that count interrupts and exceptions, of which the hypervisor knows each.
+    /// Slots that count interrupts and exceptions as instructions. The driver subtracts each one.
     counts_interrupts: u32,
     /// Slots that count in only one of the two modes, and must be folded when the guest leaves it.
     gated: u32,

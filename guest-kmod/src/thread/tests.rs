@@ -355,7 +355,7 @@ fn switches<const N: usize>(machine: &Machine) {
 }
 
 #[test]
-fn what_is_loaded_still_is_not_loaded_again_and_what_is_not_is() {
+fn a_configuration_is_loaded_only_if_it_is_not_loaded_already() {
     switches::<1>(&Machine::new());
     switches::<2>(&Machine::new());
     switches::<3>(&Machine::new());

@@ -17,7 +17,9 @@
 /* A vCPU with a registered page. v->arch.perfctr points to it. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
-    struct tasklet tells; /* interrupts an HVM or PVH guest at an overflow */
+    struct vcpu *vcpu;
+    struct tasklet notifier; /* sends an HVM or PVH guest its interrupt */
+    bool unnotified; /* `notifier` has not begun to execute yet */
     uint64_t core[PERFCTR_VCPU_BYTES / sizeof(uint64_t)];
 };
 
@@ -113,7 +115,7 @@ void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place);
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_hvm_clock(const struct vcpu *v);
 void perfctr_hvm_update_clock(const struct vcpu *v);
-void cf_check perfctr_hvm_tell(void *v);
+void cf_check perfctr_hvm_notify(void *p);
 void perfctr_hvm_update_intercept(struct vcpu *v);
 int perfctr_hvm_add_gate(struct vcpu *curr);
 void perfctr_hvm_remove_gate(struct vcpu *v);
