@@ -764,6 +764,11 @@ void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    uint64_t overflows);
 
 /*
+ * Lets the counters of the thread that executes go on after a signal that it did not get.
+ */
+void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+
+/*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
 int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_request *request);

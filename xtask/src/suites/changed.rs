@@ -135,6 +135,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("docs/bare.md", &[&["book", "packages"]]),
     ("guest-kmod/", &[CORES, XEN, ABOVE, KVM_TOO]),
     ("guest-kmod/glue/", &[XEN, ABOVE, KVM_TOO, DEBUG]),
+    ("guest-kmod/glue/late_rt.", &[&["real-time", "real-time-kvm"]]),
     ("guest-kmod/glue/platform/kvm.c", &[KVM, DEBUG]),
     ("guest-kmod/glue/platform/xen.c", &[XEN]),
     ("hv-driver/", &[CORES, XEN, ABOVE, KVM_TOO]),
