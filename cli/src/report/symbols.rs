@@ -336,8 +336,8 @@ mod tests {
         assert!(source.functions.iter().any(|function| function.contains(&address)));
         assert_eq!(source.unwound(address), Some(address));
         assert!(source.by_address(Some(address)).ends_with(&format!("+{address:#x}")));
-        assert_eq!((named.offset, source.name(address + 1).offset), (Some(0), Some(1)));
-        assert!(source.name(address + 1).place().ends_with("::this+0x1"));
+        assert_eq!((named.offset, source.name(address + 17).offset), (Some(0), Some(17)));
+        assert!(source.name(address + 17).place().ends_with("::this+0x11"));
     }
 
     #[test]
