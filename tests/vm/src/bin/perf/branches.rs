@@ -240,8 +240,7 @@ fn of_each_kind(_: &Machine) -> Result<()> {
         let mut seen = Seen::default();
         sampled(PROGRAMS[0], USER | kind, &mut seen)?;
         // The branches of other kinds leave room for this number of this kind.
-        // Samples soon after a switch have few, and a busy computer has many switches.
-        ensure!(seen.full > seen.samples / 10, "{kind:#x}: {seen:?}");
+        ensure!(seen.full > seen.samples / 2, "{kind:#x}: {seen:?}");
     }
     Ok(())
 }
