@@ -882,7 +882,7 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 extern int perfctr_glue_watch_begin(void);
 
 /*
- * If nobody counts, has perfctr_core_stop_if_idle called after
+ * Schedules a call of perfctr_core_stop_if_idle, if nobody counts. Does not sleep.
  */
 extern void perfctr_glue_stop_if_idle(void);
 

@@ -225,7 +225,7 @@ struct perfctr_core_ring;
 struct perfctr_core_vcpu;
 
 /*
- * The window in which a vCPU's overflows are counted against the allowed rate. It outlives the
+ * The window in which a vCPU's overflows are counted against the allowed rate.
  */
 struct perfctr_core_window;
 
@@ -611,7 +611,7 @@ bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_masked);
 
 /*
- * Returns whether an NMI that nobody has explained, and that has just come to the CPU of `cpu`,
+ * Returns whether the PMU has raised an NMI of `cpu` that nobody else has explained.
  */
 bool perfctr_core_explains_unknown_nmi(const struct perfctr_core_cpu *cpu);
 

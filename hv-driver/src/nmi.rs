@@ -98,11 +98,12 @@ impl ExpectedInterrupts {
         if arch::masks_entry_of_pmu(caps) { is_masked } else { self.has_overflowed(caps, hardware) }
     }
 
-    /// Returns whether an interrupt that nobody can explain is one of the PMU's that was due, where
-    /// the CPU's interrupt controller can be asked. Only one interrupt was due.
+    /// Returns whether the PMU has raised an interrupt that nobody else can explain: one of the
+    /// PMU's was due. The next such interrupt is explained only if another one is due by then. On
+    /// Intel's CPUs none is ever due, since the interrupt controller's entry explains each.
     ///
-    /// A guest decides how often its counters overflow together, and thus how often one is due. So
-    /// the caller has first asked everybody else who may know the interrupt's reason.
+    /// A guest decides how often its counters overflow together, and thus how often an interrupt is
+    /// due. So the caller first asks everybody else who may know the interrupt's reason.
     pub fn explains_unknown(&self, caps: &PmuCaps, now: u64) -> bool {
         !arch::masks_entry_of_pmu(caps) && self.was_due(now)
     }

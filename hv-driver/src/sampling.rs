@@ -30,8 +30,9 @@ pub(crate) enum Surplus {
     Counted,
 }
 
-/// The window in which a vCPU's overflows are counted against the allowed rate. It outlives the
-/// vCPU's page, so that a guest that registers pages does not begin a new one.
+/// The window in which a vCPU's overflows are counted against the allowed rate.
+///
+/// It outlives the vCPU's page. So a guest cannot begin a new window by registering another page.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Window {
     start_tsc: u64,

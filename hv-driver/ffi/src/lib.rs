@@ -642,10 +642,9 @@ pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject, is_masked: bool) ->
     cpu.explains_nmi(is_masked)
 }
 
-/// Returns whether an NMI that nobody has explained, and that has just come to the CPU of `cpu`,
-/// which is up, is the PMU's.
+/// Returns whether the PMU has raised an NMI of `cpu` that nobody else has explained.
 ///
-/// The NMI may have interrupted any other entry of this crate on that CPU.
+/// The CPU is up. The NMI may have interrupted any other entry of this crate on that CPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_explains_unknown_nmi(cpu: &CpuObject) -> bool {
     cpu.explains_unknown_nmi()

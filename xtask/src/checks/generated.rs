@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use cbindgen::{
     Builder, Config, DocumentationLength, EnumConfig, ExportConfig, Language, RenameRule, Style,
 };
@@ -221,11 +221,22 @@ impl Boundary {
         let text = String::from_utf8(text).context(self.header)?;
         // This removes rustdoc's links, and marks that kernel-doc would read.
         let text = text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n");
-        Ok(match self.reader {
-            // The header has only the first line, which may end in a link to Rust.
-            Reader::Glue => text.replace("; see\n", ".\n"),
-            Reader::User(_) => for_users(&text),
-        })
+        match self.reader {
+            Reader::Glue => {
+                // The header has only the first line, which may end in a link to Rust.
+                let text = text.replace("; see\n", ".\n");
+                let cut = unfinished(&text);
+                ensure!(
+                    cut.is_none(),
+                    "{}: a first line of documentation that ends with its sentence expected, \
+                     found:{}",
+                    self.header,
+                    cut.unwrap_or_default()
+                );
+                Ok(text)
+            }
+            Reader::User(_) => Ok(for_users(&text)),
+        }
     }
 
     fn config(&self) -> Config {
@@ -286,6 +297,13 @@ impl Reader {
             Self::User(_) => Vec::new(),
         }
     }
+}
+
+/// Returns the last line of a comment that does not end with its sentence, if there is one.
+fn unfinished(text: &str) -> Option<&str> {
+    let with_next = text.lines().zip(text.lines().skip(1));
+    let mut last = with_next.filter(|(_, next)| next.trim() == "*/").map(|(line, _)| line);
+    last.find(|line| !line.ends_with('.'))
 }
 
 /// Makes the text fit for users in C. Removes what comments tell callers in Rust (that a pointer
@@ -350,6 +368,13 @@ mod tests {
     fn what_is_for_callers_in_rust_is_left_out() {
         let text = "/*\n * Says.\n *\n * # Safety\n *\n * A pointer.\n */\nint f(void);\n";
         assert_eq!(for_users(text), "/*\n * Says.\n */\nint f(void);\n");
+    }
+
+    #[test]
+    fn comments_that_are_cut_are_found() {
+        let text = "/*\n * Says.\n */\nint f(void);\n/*\n * Says what\n */\nint g(void);\n";
+        assert_eq!(unfinished(text), Some(" * Says what"));
+        assert_eq!(unfinished(&text.replace("what", "it.")), None);
     }
 
     #[test]
