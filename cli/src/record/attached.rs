@@ -101,11 +101,14 @@ impl Memory {
 
     /// Returns the branches of a sample, with the places of both ends.
     fn branches(&mut self, sample: &Sample) -> Vec<Branch<Frame>> {
-        let branch = |branch: &Recorded| {
-            let ends = self.frames(sample.pid, &[branch.from, branch.to]);
-            Branch { from: ends[0], to: ends[1], flags: branch.flags.bits() }
+        let ends = sample.branches.iter().flat_map(|branch| [branch.from, branch.to]);
+        let ends = self.frames(sample.pid, &ends.collect::<Vec<_>>());
+        let branch = |(branch, ends): (&Recorded, &[Frame])| Branch {
+            from: ends[0],
+            to: ends[1],
+            flags: branch.flags.bits(),
         };
-        sample.branches.iter().map(branch).collect()
+        sample.branches.iter().zip(ends.chunks_exact(2)).map(branch).collect()
     }
 }
 
