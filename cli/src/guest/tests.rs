@@ -20,7 +20,7 @@ const PASSIVE: u32 = 4;
 /// By how much the clocks differ at most in these tests. Unit: ns.
 const WITHIN: u64 = 2;
 
-/// PROGRAM_A guest's file while it is made. Its counter ticks once in a ns.
+/// A guest's file while it is made. Its counter ticks once in a ns.
 struct Made {
     stream: Stream<Cursor<Vec<u8>>>,
     about: About,
@@ -63,6 +63,12 @@ impl Made {
         let (kind, out) = (perf::PERF_RECORD_SWITCH_CPU_WIDE, perf::PERF_RECORD_MISC_SWITCH_OUT);
         self.record(kind, out, &[to.0, to.1], time, cpu, from);
         self.record(kind, 0, &[from.0, from.1], time, cpu, to)
+    }
+
+    /// Adds that a thread has made another one, whose process is a new one.
+    fn fork(&mut self, time: u64, cpu: u32, parent: ThreadId, child: ThreadId) -> &mut Self {
+        let words = [child.0, parent.0, child.1, parent.1, 0, 0];
+        self.record(perf::PERF_RECORD_FORK, 0, &words, time, cpu, parent)
     }
 
     fn lost(&mut self, time: u64, cpu: u32, by: ThreadId) -> &mut Self {
@@ -110,7 +116,7 @@ fn moment(time: u64) -> Moment {
 /// The host's counter when the guest's clock was 0.
 const TSC: u64 = 5_000_000;
 
-/// PROGRAM_A place in a domain: its number, the virtual CPU, and the address and the layer.
+/// A place in a domain: its number, the virtual CPU, and the address and the layer.
 type HostPlace = (u32, u32, u64, Layer);
 
 /// Returns the profile of a host with samples at these places and times of the guest's clock.
@@ -343,14 +349,7 @@ fn a_program_that_is_executed_has_its_own_functions_from_then_on() {
 fn a_child_has_its_parents_name_and_memory() {
     let mut made = Made::new();
     made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, PROGRAM_A);
-    made.record(
-        perf::PERF_RECORD_FORK,
-        0,
-        &[PROGRAM_B.0, PROGRAM_A.0, PROGRAM_B.1, PROGRAM_A.1, 0, 0],
-        3_000,
-        0,
-        PROGRAM_A,
-    );
+    made.fork(3_000, 0, PROGRAM_A, PROGRAM_B);
     made.switch(4_000, 0, PROGRAM_A, PROGRAM_B);
     let mut profile = host(&[(user(0, 0x5014), 5_000)]);
     let (all, _) = joined(&mut profile, made);
@@ -453,14 +452,7 @@ fn files_that_were_cut_or_changed_end_in_an_error_or_in_names() {
     made.known(PROGRAM_A, "a", "/bin/a", 0)
         .switch(2_000, 0, IDLE, PROGRAM_A)
         .lost(2_500, 0, PROGRAM_A);
-    made.record(
-        perf::PERF_RECORD_FORK,
-        0,
-        &[PROGRAM_B.0, PROGRAM_A.0, PROGRAM_B.1, PROGRAM_A.1, 0, 0],
-        3_000,
-        0,
-        PROGRAM_A,
-    );
+    made.fork(3_000, 0, PROGRAM_A, PROGRAM_B);
     made.switch(4_000, 0, PROGRAM_A, PROGRAM_B);
     let whole = made.bytes();
     let read = |bytes: &[u8]| {
