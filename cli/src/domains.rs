@@ -174,7 +174,8 @@ fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
             if host.is_xen() {
                 names.values_mut().for_each(Name::arrive);
             }
-            let errors = follower.look(&names, |id, limits| host.allow_within(id, limits));
+            let errors =
+                follower.read_and_allow(&names, |id, limits| host.allow_within(id, limits));
             if every.is_none() {
                 return if errors.is_empty() { Ok(()) } else { bail!(errors.join("\n")) };
             }
@@ -188,7 +189,7 @@ fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
 struct Follower<'a> {
     file: &'a Path,
     policy: Policy,
-    /// What went wrong at the last look.
+    /// The errors of the last call.
     errors: Vec<String>,
 }
 
@@ -197,13 +198,13 @@ impl<'a> Follower<'a> {
         Self { file, policy: Policy::default(), errors: Vec::new() }
     }
 
-    /// Reads the file, and lets those machines count that it names and that have not been let in
-    /// yet. If the file cannot be read, or a line of it is wrong, what it has said before still
-    /// holds. A machine that cannot be allowed is tried again at the next look.
+    /// Reads the file again, and calls `allow` for each machine that it names and that has not been
+    /// allowed yet. If the file cannot be read, or a line of it is wrong, the text that was right
+    /// last still holds. If `allow` fails for a machine, the next call tries it again.
     ///
-    /// `names` are the names of all machines, and `allow` lets one count. Returns what has gone
-    /// wrong, without what also went wrong at the last look.
-    fn look(
+    /// `names` are the names of all machines. Returns the errors, except those that the call before
+    /// has also found.
+    fn read_and_allow(
         &mut self,
         names: &Known,
         mut allow: impl FnMut(u32, Limits) -> Result<(), perfctr::Error>,
@@ -402,7 +403,7 @@ mod tests {
         let mut allowed = Vec::new();
         // Machine 9 has ended meanwhile, and machine 8 cannot be allowed.
         let mut look = |names: &[(u32, &str, bool)]| {
-            let errors = follower.look(&known(names), |id, limits| {
+            let errors = follower.read_and_allow(&known(names), |id, limits| {
                 let errno = match id {
                     8 => libc::EINVAL,
                     9 => libc::ESRCH,

@@ -18,7 +18,7 @@ use shared_abi::read::Counters;
 use self::taker::{Taken, Taker};
 use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
-use crate::profile::{ClockOf, Frame, Layer, Module, Profile, Samples, Spot, Thread};
+use crate::profile::{ClockOf, Frame, Layer, Module, Profile, SampleOrigin, Samples, Thread};
 
 pub use self::names::{DomainFile, Hypervisor, Kernel, functions_of_kernel};
 
@@ -143,7 +143,7 @@ impl Collector {
         let Self { samples, profile, .. } = self;
         let thread = samples.thread(profile, sample.domain, sample.vcpu, String::new);
         let cpu = Some(sample.cpu);
-        samples.add(Spot { cpu, ..Spot::new(thread, &[frame]) }, 1, Some(ticks));
+        samples.add(SampleOrigin { cpu, ..SampleOrigin::new(thread, &[frame]) }, 1, Some(ticks));
     }
 
     /// Returns the profile of the samples since the last one.

@@ -8,7 +8,7 @@
 
 mod collect;
 
-pub use self::collect::{Samples, Spot};
+pub use self::collect::{SampleOrigin, Samples};
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

@@ -104,10 +104,11 @@ fn is_roots(status: &str) -> bool {
     users.is_some_and(|users| users.split_whitespace().eq(["0"; 4]))
 }
 
-/// Returns whether `/proc/PID/status` says that the process is in the namespace of process numbers
-/// of this `/proc`: it has one number, and not also another one in a namespace below. A program
-/// without root's capabilities, as the service that allows machines, may read this file of every
-/// process, but not `/proc/PID/ns`.
+/// Returns whether this `/proc/PID/status` is of a process in the same namespace of process numbers
+/// as this `/proc`. Such a process has one number. One in a namespace below has another one there.
+///
+/// `/proc/PID/ns` says the same, but the service that allows machines may not read it: it executes
+/// without root's capabilities.
 fn is_here(status: &str) -> bool {
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
@@ -131,7 +132,7 @@ mod tests {
 
     const ROOT: &str = "Name:\tqemu\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nNSpid:\t7\n";
     /// All users, as the first namespace maps them.
-    const ALL: &str = "         0          0 4294967295\n";
+    const ALL_USERS: &str = "         0          0 4294967295\n";
     const USER: &str = "Name:\tqemu\nUid:\t1000\t1000\t1000\t1000\n";
     const SESSION: &str = "0::/user.slice/user-1000.slice/session-3.scope\n";
 
@@ -142,7 +143,7 @@ mod tests {
         fn new(test: &str) -> Self {
             let name = format!("perfctr-names-{test}-{}", std::process::id());
             let proc = Self(std::env::temp_dir().join(name));
-            proc.write("self", "uid_map", ALL);
+            proc.write("self", "uid_map", ALL_USERS);
             proc
         }
 
@@ -157,7 +158,7 @@ mod tests {
             self.write(&process, "cmdline", &arguments.replace(' ', "\0"));
             self.write(&process, "status", status);
             self.write(&process, "cgroup", cgroup);
-            self.write(&process, "uid_map", ALL);
+            self.write(&process, "uid_map", ALL_USERS);
         }
 
         fn name(&self, id: u32) -> Option<(String, bool)> {
@@ -206,13 +207,13 @@ mod tests {
         let (arguments, group) = ("qemu-system-x86_64 -name web", "0::/docker/1\n");
         let users = "Uid:\t0\t0\t0\t0\n";
         for (id, numbers, map, verified) in [
-            (7, "NSpid:\t7\n", ALL, true),
-            (8, "NSpid:\t8\t1\n", ALL, false),
-            (9, "NSpid:\t9\t2\t1\n", ALL, false),
+            (7, "NSpid:\t7\n", ALL_USERS, true),
+            (8, "NSpid:\t8\t1\n", ALL_USERS, false),
+            (9, "NSpid:\t9\t2\t1\n", ALL_USERS, false),
             (10, "NSpid:\t10\n", "         0          0          1\n", false),
             // A kernel that does not say it, or a process that ends meanwhile.
-            (11, "", ALL, false),
-            (12, "NSpid:\n", ALL, false),
+            (11, "", ALL_USERS, false),
+            (12, "NSpid:\n", ALL_USERS, false),
             (13, "NSpid:\t13\n", "", false),
         ] {
             proc.add(id, arguments, &format!("{users}{numbers}"), group);

@@ -26,7 +26,9 @@ use crate::elf::Facts;
 use crate::host::{DomainFile, Kernel, kernel_of, user_mode_of};
 use crate::perf_data::turns::{Answer, Answers, Executed, Question, answer};
 use crate::perf_data::{Opened, names_section};
-use crate::profile::{Frame, Host, Layer, Module, Profile, Samples, Spot, Stack, Task, Thread};
+use crate::profile::{
+    Frame, Host, Layer, Module, Profile, SampleOrigin, Samples, Stack, Task, Thread,
+};
 use crate::text::counted;
 
 /// The kind of guest whose time-stamp counter is the host's.
@@ -254,12 +256,12 @@ impl<'a> Joined<'a> {
     fn keep(&mut self, stack: &Stack) {
         let thread = self.thread(stack.thread, None);
         let frames: Vec<Frame> = self.frames(stack);
-        let spot = Spot { cpu: stack.cpu, ..Spot::new(thread, &frames) };
+        let origin = SampleOrigin { cpu: stack.cpu, ..SampleOrigin::new(thread, &frames) };
         if stack.times.is_empty() {
-            self.samples.add(spot, stack.samples, None);
+            self.samples.add(origin, stack.samples, None);
         }
         for &time in &stack.times {
-            self.samples.add(spot, 1, Some(time));
+            self.samples.add(origin, 1, Some(time));
         }
     }
 
@@ -310,8 +312,8 @@ impl<'a> Joined<'a> {
             }
         }
         let thread = self.thread(stack.thread, task);
-        let spot = Spot { cpu: stack.cpu, ..Spot::new(thread, &frames) };
-        self.samples.add(spot, 1, Some(stack.times[n]));
+        let origin = SampleOrigin { cpu: stack.cpu, ..SampleOrigin::new(thread, &frames) };
+        self.samples.add(origin, 1, Some(stack.times[n]));
     }
 
     /// Returns the index of the module of one of the guest's files.

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::elf::{Facts, to_hex};
 use crate::profile::{
-    Branch, DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples, Spot, is_kernels,
+    Branch, DEPTH_MAX, Frame, Layer, Machine, Module, Profile, SampleOrigin, Samples, is_kernels,
 };
 
 /// The names of code whose file is not known.
@@ -207,8 +207,8 @@ impl Reader {
         let thread = sampled.thread(sample.pid, sample.tid, self.tasks.name(sample.tid));
         let start = *self.start.get_or_insert(sample.time.unwrap_or(0));
         let time = sample.time.map(|time| time.saturating_sub(start));
-        let spot = Spot { branches: &branches, ..Spot::new(thread, &frames) };
-        sampled.samples.add_one(spot, period, time);
+        let origin = SampleOrigin { branches: &branches, ..SampleOrigin::new(thread, &frames) };
+        sampled.samples.add_one(origin, period, time);
         Ok(())
     }
 

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use super::{Branch, Frame, Profile, Stack, Thread};
 
-/// Where a thread has executed.
+/// What a sample says of the moment when it was taken: who executed, and where.
 #[derive(Clone, Copy, Debug)]
-pub struct Spot<'a> {
+pub struct SampleOrigin<'a> {
     /// The thread's index.
     pub thread: u32,
     /// The physical CPU, in the profile of a host.
@@ -18,14 +18,14 @@ pub struct Spot<'a> {
     pub branches: &'a [Branch<Frame>],
 }
 
-impl<'a> Spot<'a> {
-    /// Makes the spot of a thread of which no more is known than the stack.
+impl<'a> SampleOrigin<'a> {
+    /// Makes the origin of samples of a thread of which no more is known than the stack.
     pub const fn new(thread: u32, frames: &'a [Frame]) -> Self {
         Self { thread, cpu: None, frames, branches: &[] }
     }
 }
 
-/// A spot, in which frames and branches are indices.
+/// An origin, in which frames and branches are indices.
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Key {
     thread: u32,
@@ -69,11 +69,11 @@ impl Samples {
     }
 
     /// Adds this many samples of a thread, all taken at this time, if that is known.
-    pub fn add(&mut self, spot: Spot<'_>, samples: u64, time: Option<u64>) {
+    pub fn add(&mut self, origin: SampleOrigin<'_>, samples: u64, time: Option<u64>) {
         if samples == 0 {
             return;
         }
-        let Spot { thread, cpu, frames, branches } = spot;
+        let SampleOrigin { thread, cpu, frames, branches } = origin;
         let frames = frames.iter().map(|&frame| self.place(frame)).collect();
         let branches = branches.iter().map(|&branch| self.branch(branch)).collect();
         let key = Key { thread, cpu, frames, branches };
@@ -83,9 +83,9 @@ impl Samples {
     }
 
     /// Adds one sample, which stands for this many events.
-    pub fn add_one(&mut self, spot: Spot<'_>, events: u64, time: Option<u64>) {
+    pub fn add_one(&mut self, origin: SampleOrigin<'_>, events: u64, time: Option<u64>) {
         self.events = self.events.saturating_add(events);
-        self.add(spot, 1, time);
+        self.add(origin, 1, time);
     }
 
     fn place(&mut self, frame: Frame) -> u32 {
@@ -121,15 +121,15 @@ impl Samples {
     /// was recorded with a frequency, its period becomes the mean number of events for which a
     /// sample stands.
     pub fn fill(self, profile: &mut Profile) {
-        let mut spots: Vec<(Key, (u64, Vec<u64>))> = self.stacks.into_iter().collect();
-        spots.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let mut origins: Vec<(Key, (u64, Vec<u64>))> = self.stacks.into_iter().collect();
+        origins.sort_by(|(a, _), (b, _)| a.cmp(b));
         let stack = |(key, (samples, mut times)): (Key, (u64, Vec<u64>))| {
             // The kernel has a ring on each CPU, and the rings are read one after the other.
             times.sort_unstable();
             let Key { thread, cpu, frames, branches } = key;
             Stack { thread, cpu, samples, frames, branches, times }
         };
-        profile.stacks = spots.into_iter().map(stack).collect();
+        profile.stacks = origins.into_iter().map(stack).collect();
         profile.frames = self.frames;
         profile.branches.iter_mut().for_each(|branches| self.branches.clone_into(branches));
         if profile.frequency.is_some() {
@@ -148,7 +148,11 @@ mod tests {
         let mut samples = Samples::default();
         let mut next = |tid, number, lost| {
             let thread = samples.thread(&mut common, 7, tid, String::new);
-            samples.add(Spot::new(thread, &[Frame { module: None, address: 8 }]), number, None);
+            samples.add(
+                SampleOrigin::new(thread, &[Frame { module: None, address: 8 }]),
+                number,
+                None,
+            );
             let profile = samples.profile(&mut common, lost);
             let threads = profile.threads.iter().map(|thread| (thread.tid, thread.count));
             (threads.collect::<Vec<_>>(), profile.samples(), profile.lost)
@@ -166,8 +170,8 @@ mod tests {
         let mut next = |periods: &[u64]| {
             let thread = samples.thread(&mut common, 7, 8, String::new);
             for &period in periods {
-                let spot = Spot::new(thread, &[Frame { module: None, address: 8 }]);
-                samples.add_one(spot, period, None);
+                let origin = SampleOrigin::new(thread, &[Frame { module: None, address: 8 }]);
+                samples.add_one(origin, period, None);
             }
             let profile = samples.profile(&mut common, 0);
             let count: u64 = profile.threads.iter().map(|thread| thread.count).sum();
@@ -181,10 +185,10 @@ mod tests {
     fn equal_stacks_become_one_with_the_times_in_order() {
         let mut samples = Samples::default();
         let [inner, outer] = [8, 16].map(|address| Frame { module: None, address });
-        samples.add(Spot::new(1, &[inner, outer]), 1, Some(30));
-        samples.add(Spot::new(0, &[inner]), 0, Some(10));
-        samples.add(Spot::new(1, &[inner, outer]), 2, Some(20));
-        samples.add(Spot::new(1, &[outer]), 3, None);
+        samples.add(SampleOrigin::new(1, &[inner, outer]), 1, Some(30));
+        samples.add(SampleOrigin::new(0, &[inner]), 0, Some(10));
+        samples.add(SampleOrigin::new(1, &[inner, outer]), 2, Some(20));
+        samples.add(SampleOrigin::new(1, &[outer]), 3, None);
         let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
         samples.fill(&mut profile);
         assert_eq!(profile.frames, [inner, outer], "a stack without samples has no frames");
@@ -206,7 +210,11 @@ mod tests {
         let back = Branch { from: here, to: there, flags: 0 };
         let [right, wrong] = [0, 1].map(|flags| [Branch { from: there, to: here, flags }, back]);
         for (branches, time) in [(right, 5), (wrong, 6), (right, 7)] {
-            samples.add(Spot { branches: &branches, ..Spot::new(0, &[here]) }, 1, Some(time));
+            samples.add(
+                SampleOrigin { branches: &branches, ..SampleOrigin::new(0, &[here]) },
+                1,
+                Some(time),
+            );
         }
         let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
         profile.branches = Some(Vec::new());

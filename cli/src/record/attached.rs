@@ -12,7 +12,7 @@ use perfctr::watch::{Branch as Recorded, Sample, Samples as Rings};
 
 use super::space::{Files, Space};
 use crate::live::Live;
-use crate::profile::{Branch, Frame, Profile, Samples, Spot};
+use crate::profile::{Branch, Frame, Profile, SampleOrigin, Samples};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
 use crate::text::{counted, print_note};
@@ -156,13 +156,14 @@ impl Recording {
                     };
                     let thread = samples.thread(profile, sample.pid, sample.tid, name);
                     let time = Some(sample.time);
-                    let spot = Spot { branches: &branches, ..Spot::new(thread, &frames) };
+                    let origin =
+                        SampleOrigin { branches: &branches, ..SampleOrigin::new(thread, &frames) };
                     if profile.frequency.is_some() {
-                        samples.add_one(spot, sample.period, time);
+                        samples.add_one(origin, sample.period, time);
                     } else {
                         // Several periods may have ended at once.
                         let periods = (sample.period / profile.period).max(1);
-                        samples.add(spot, periods, time);
+                        samples.add(origin, periods, time);
                     }
                 }
             }

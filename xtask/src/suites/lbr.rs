@@ -48,8 +48,8 @@ fn compared(report: &mut Report, topology: &str, options: &[&str]) -> Result<()>
 /// BOLT of Debian 12, which optimises programs by profiles of their branches, and what it needs.
 const BOLT: [&str; 2] = ["bolt-16", "libz3-4"];
 /// The files in which perf and the command record a program for it.
-const PERFS: &str = "layout.data";
-const OURS: &str = "layout-perfctr.data";
+const PERF_DATA: &str = "layout.data";
+const PERFCTR_DATA: &str = "layout-perfctr.data";
 /// Flags by which the compiler leaves the code as the source has it, and the linker the relocations
 /// that BOLT needs.
 const AS_WRITTEN: [&str; 8] = [
@@ -72,10 +72,10 @@ fn bolt(report: &mut Report) -> Result<()> {
     // The command finds what a program has mapped while the program runs. So the pipe to which the
     // program writes at its end stays full for a while.
     let record = format!(
-        "perf record -b -c 101 -e instructions:u -o /out/{PERFS} /work/layout && \
+        "perf record -b -c 101 -e instructions:u -o /out/{PERF_DATA} /work/layout && \
          {{ head -c 65536 /dev/zero; \
-         /work/perfctr record -b -c 1009 -e instructions:u -f perf -o /out/{OURS} /work/layout; \
-         }} | {{ sleep 5; cat >/dev/null; }}"
+         /work/perfctr record -b -c 1009 -e instructions:u -f perf -o /out/{PERFCTR_DATA} \
+         /work/layout; }} | {{ sleep 5; cat >/dev/null; }}"
     );
     let mut spec = Spec::new("pv", ["sh", "-c", &record])?.driver("branches")?;
     spec.topology.cpu.push_str(",pmu-lbr=on");
@@ -85,11 +85,11 @@ fn bolt(report: &mut Report) -> Result<()> {
     spec.keep_out(&out)?;
     report.succeeds(&spec, "perf record -b and perfctr record -b record a program for BOLT")?;
     report.test("BOLT finds each branch that the command has recorded", || {
-        converted(&program, &out.join(OURS)).map(drop)
+        converted(&program, &out.join(PERFCTR_DATA)).map(drop)
     });
     let optimised = out.join("layout.bolt");
     report.test("BOLT finds each branch in the program, and optimises it", || {
-        optimise(&program, &converted(&program, &out.join(PERFS))?, &optimised)
+        optimise(&program, &converted(&program, &out.join(PERF_DATA))?, &optimised)
     });
     let mut spec = Spec::new("pv", ["/work/perf", "bolted"])?;
     spec.files.push((program, "/work/layout".into()));
@@ -97,8 +97,8 @@ fn bolt(report: &mut Report) -> Result<()> {
     report.program(spec, "perf")
 }
 
-/// Returns the command that runs a program of BOLT's.
-fn tool(name: &str) -> Result<Command> {
+/// Returns the command that runs this program of BOLT's packages.
+fn bolt_program(name: &str) -> Result<Command> {
     let tools = apt::unpacked("bolt", &BOLT)?.join("usr");
     let mut command = Command::new(tools.join("lib/llvm-16/bin").join(name));
     command.env("LD_LIBRARY_PATH", tools.join("lib/x86_64-linux-gnu"));
@@ -111,7 +111,7 @@ fn converted(program: &Path, data: &Path) -> Result<PathBuf> {
     apt::install(&["linux-perf"], "reading a profile for BOLT")?;
     let profile = data.with_extension("fdata");
     // The program's build ID finds it in the file.
-    let mut convert = tool("perf2bolt")?;
+    let mut convert = bolt_program("perf2bolt")?;
     let said = sh::output(convert.arg(program).arg("-p").arg(data).arg("-o").arg(&profile))?;
     for wrong in ["traces mismatching disassembled function contents: 0", "unknown regions: 0"] {
         ensure!(said.contains(wrong), "no {wrong}: {said}");
@@ -121,7 +121,7 @@ fn converted(program: &Path, data: &Path) -> Result<PathBuf> {
 
 /// Has BOLT optimise a program by a profile.
 fn optimise(program: &Path, profile: &Path, optimised: &Path) -> Result<()> {
-    let mut optimise = tool("llvm-bolt")?;
+    let mut optimise = bolt_program("llvm-bolt")?;
     optimise.arg(program).arg("-o").arg(optimised).arg("-data").arg(profile);
     sh::output(optimise.args(["-reorder-blocks=ext-tsp", "-reorder-functions=hfsort"])).map(drop)
 }

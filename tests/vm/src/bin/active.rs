@@ -191,11 +191,11 @@ fn end(mut names: Child) -> Result<()> {
     Ok(())
 }
 
-/// Returns how many samples at the programs' functions may have no name. The report calls a sample
-/// unknown if the guest says that its CPU was idle, or has nothing at the sample's address. That
-/// may only be where the clocks cannot tell on which side of a switch of threads the sample is, and
-/// the report also has the number of those. If it names no sample at all, none may be without a
-/// name.
+/// Returns how many samples at the programs' functions may lack a name, by what the report says.
+///
+/// A sample lacks a name if the guest says that its CPU was idle then, or that nothing was at the
+/// sample's address. This may only happen near a switch of threads, where the clocks do not tell on
+/// which side of the switch the sample is. The report has the number of those samples as well.
 fn unknown_at_most(report: &str) -> Result<u64> {
     let number = |kind: &str| -> Result<u64> {
         let Some((before, _)) = report.split_once(kind) else { return Ok(0) };

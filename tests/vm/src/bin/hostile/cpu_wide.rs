@@ -24,6 +24,9 @@ use vm_tests::users::{
     Child, NOBODY, admit, as_user, become_user, give_up_capabilities, wait_until,
 };
 
+/// How long a read of another thread's sums may take. Unit: s.
+const READ_SECONDS_MAX: u32 = 20;
+
 /// Sets what CPU 0 counts, and starts. Returns the first refusal of these two requests, if there is
 /// one.
 pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {
@@ -140,9 +143,6 @@ fn awakes() -> Result<()> {
         Err(error) => sleeper.kill().and(Err(error)),
     }
 }
-
-/// How long a read of another thread's sums may take.
-const READ_SECONDS_MAX: u32 = 20;
 
 fn reserved() -> Result<()> {
     let device = open_device()?;
