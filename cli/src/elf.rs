@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Finds the code in an executable file.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use addr2line::demangle_auto;
 use anyhow::{Context, Result, ensure};
 use object::elf::PF_X;
+use object::read::ReadCacheOps;
 use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SegmentFlags};
 use serde::{Deserialize, Serialize};
 use shared_abi::limits::PAGE_BYTES;
@@ -38,9 +42,74 @@ impl Facts {
 
     /// Reads a file. If it cannot be read, there are no facts.
     pub fn read(path: &Path) -> Self {
-        let Ok(file) = File::open(path) else { return Self::default() };
-        let cache = ReadCache::new(file);
+        File::open(path).map_or_else(|_| Self::default(), |file| Self::parse(ReadCache::new(file)))
+    }
+
+    /// Reads a file that a process has mapped. There are no facts where [`Mapped::open`] returns
+    /// nothing.
+    pub fn of_mapped(path: &Path) -> Self {
+        let file = Mapped::open(path);
+        file.map_or_else(Self::default, |file| Self::parse(ReadCache::new(file)))
+    }
+
+    fn parse(cache: ReadCache<impl ReadCacheOps>) -> Self {
         object::File::parse(&cache).map_or_else(|_| Self::default(), |file| Self::of(&file))
+    }
+}
+
+/// A file that a process has mapped, or that somebody has put into its place since. Its owner may
+/// be an enemy of the reader: a file takes no disk space where nothing was written to it, and so
+/// may have any size.
+pub struct Mapped {
+    file: File,
+    /// The size when it was opened. Unit: bytes.
+    size: u64,
+    /// How much more is read. Unit: bytes.
+    left: u64,
+}
+
+/// The size of the largest mapped file that is read, and how much is read of it if it says that the
+/// same bytes are several things. Debian's programs and libraries are smaller. Unit: bytes.
+const MAPPED_MAX: u64 = 256 << 20;
+
+impl Mapped {
+    /// Opens it. Returns `None` if there is no ordinary file at this path, or one of more than
+    /// [`MAPPED_MAX`] bytes. This neither waits for the other end of a pipe nor lets a device
+    /// notice it: it is known what the file is before it is opened for reading.
+    pub fn open(path: &Path) -> Option<Self> {
+        let place = libc::O_PATH | libc::O_NOFOLLOW;
+        let place = OpenOptions::new().read(true).custom_flags(place).open(path).ok()?;
+        let facts = place.metadata().ok().filter(|facts| facts.is_file())?;
+        let size = facts.len();
+        let file = File::open(format!("/proc/self/fd/{}", place.as_raw_fd())).ok()?;
+        (size <= MAPPED_MAX).then_some(Self { file, size, left: MAPPED_MAX })
+    }
+
+    /// Reads all of it, as far as it had come when it was opened.
+    pub fn bytes(self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.file.take(self.size).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+}
+
+impl ReadCacheOps for Mapped {
+    fn len(&mut self) -> Result<u64, ()> {
+        Ok(self.size)
+    }
+
+    fn seek(&mut self, pos: u64) -> Result<u64, ()> {
+        ReadCacheOps::seek(&mut self.file, pos)
+    }
+
+    fn read(&mut self, buf: &mut [u8]) -> Result<usize, ()> {
+        self.left = self.left.checked_sub(buf.len() as u64).ok_or(())?;
+        ReadCacheOps::read(&mut self.file, buf)
+    }
+
+    fn read_exact(&mut self, buf: &mut [u8]) -> Result<(), ()> {
+        self.left = self.left.checked_sub(buf.len() as u64).ok_or(())?;
+        ReadCacheOps::read_exact(&mut self.file, buf)
     }
 }
 
@@ -139,6 +208,45 @@ mod tests {
         assert!(found.addresses[2].is_some());
         assert_eq!(found.addresses[3], None);
         assert!(functions(b"#!/bin/sh", &names).is_err(), "a script is no program");
+    }
+
+    #[test]
+    fn a_mapped_file_may_have_become_anything() {
+        let folder = std::env::temp_dir().join(format!("perfctr-mapped-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("file");
+        let size = |path: &Path| Mapped::open(path).map(|file| file.bytes().unwrap().len() as u64);
+        std::fs::write(&path, "text").unwrap();
+        assert_eq!(size(&path), Some(4));
+        assert_eq!(Facts::of_mapped(&path), Facts::default());
+
+        // Nothing of it was written, and its size is all that is read.
+        let file = File::create(&path).unwrap();
+        file.set_len(MAPPED_MAX + 1).unwrap();
+        assert_eq!(size(&path), None);
+        file.set_len(8).unwrap();
+        let mapped = Mapped::open(&path).unwrap();
+        file.set_len(MAPPED_MAX).unwrap();
+        assert_eq!(mapped.bytes().unwrap(), [0; 8], "it has grown since");
+        let mut mapped = Mapped::open(&path).unwrap();
+        assert_eq!(ReadCacheOps::len(&mut mapped), Ok(MAPPED_MAX));
+        mapped.left = 7;
+        assert_eq!(ReadCacheOps::read_exact(&mut mapped, &mut [1; 4]), Ok(()));
+        assert_eq!(ReadCacheOps::read_exact(&mut mapped, &mut [1; 4]), Err(()));
+        assert_eq!(ReadCacheOps::read(&mut mapped, &mut [1; 4]), Err(()));
+
+        let [link, pipe, gone] = ["link", "pipe", "gone"].map(|name| folder.join(name));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        for other in [&link, &pipe, &gone, &folder] {
+            assert_eq!(size(other), None, "{}", other.display());
+            assert_eq!(Facts::of_mapped(other), Facts::default());
+        }
+        let this = std::env::current_exe().unwrap();
+        assert!(Facts::of_mapped(&this).build_id.is_some());
+        assert_eq!(Facts::of_mapped(&this), Facts::read(&this));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     /// Makes an executable file of headers alone, with these segments: whether it is code, its

@@ -3,7 +3,6 @@
 //! functions of its kernel and of its files.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -11,7 +10,7 @@ use object::{Object, ObjectSymbol, SymbolKind};
 use serde::{Deserialize, Serialize};
 
 use super::clock::Moment;
-use crate::elf::{Facts, Segment};
+use crate::elf::{Facts, Mapped, Segment};
 use crate::host::functions_of_kernel;
 use crate::machine::Hypervisor;
 use crate::profile::Symbol;
@@ -41,17 +40,25 @@ pub struct File {
     pub path: String,
     pub build_id: Option<String>,
     pub code: Vec<Segment>,
-    /// The address, the size and the name of each function, in the order of addresses. The name is
-    /// empty if the file has none.
-    pub functions: Vec<(u64, u64, String)>,
+    /// The functions, in the order of addresses.
+    pub functions: Vec<Function>,
 }
+
+/// The address, the size and the name of a function. The name is empty if the file has none.
+type Function = (u64, u64, String);
+
+/// How much memory the functions of all files take at most. A file whose functions do not fit is
+/// described without them. A machine that executes some hundred programs and libraries needs less
+/// than a quarter of this. Unit: bytes.
+const FUNCTIONS_MAX: usize = 256 << 20;
 
 impl About {
     /// Describes this machine, and these files of it.
     pub fn this(moments: Vec<Moment>, paths: &BTreeSet<Vec<u8>>) -> Self {
         let text = |path: &Vec<u8>| String::from_utf8(path.clone()).ok();
         let paths = paths.iter().filter_map(text).filter(|path| path.starts_with('/'));
-        let files = paths.filter_map(File::read).collect();
+        let mut room = FUNCTIONS_MAX;
+        let files = paths.filter_map(|path| File::read(path, &mut room)).collect();
         let kind = Hypervisor::here().and_then(|hypervisor| hypervisor.guest);
         Self { kind, files, kernel: functions_of_kernel(), ..Self::new(moments) }
     }
@@ -85,15 +92,15 @@ impl About {
 }
 
 impl File {
-    /// Reads a file, if there is still one.
-    fn read(path: String) -> Option<Self> {
-        if !Path::new(&path).is_file() {
-            return None;
-        }
-        let bytes = fs::read(&path).ok()?;
+    /// Reads a file, if there is still one that is read ([`Mapped`]). Its functions are left out if
+    /// they do not fit into `room`, which is what they may take. Unit: bytes.
+    fn read(path: String, room: &mut usize) -> Option<Self> {
+        let bytes = Mapped::open(Path::new(&path))?.bytes()?;
         let file = object::File::parse(&*bytes).ok()?;
         let Facts { build_id, code } = Facts::of(&file);
-        Some(Self { path, build_id, code, functions: functions(&file) })
+        let functions = functions(&file, *room).unwrap_or_default();
+        *room -= functions.iter().map(size).sum::<usize>();
+        Some(Self { path, build_id, code, functions })
     }
 
     /// Returns the functions that contain any of these addresses.
@@ -112,8 +119,14 @@ impl File {
     }
 }
 
-/// Returns all functions of a file. One whose size is not stated ends where the next one begins.
-fn functions(file: &object::File<'_>) -> Vec<(u64, u64, String)> {
+/// Returns how much memory a function takes. Unit: bytes.
+fn size(function: &Function) -> usize {
+    size_of::<Function>() + function.2.len()
+}
+
+/// Returns all functions of a file, if they fit into `room`: in a file, many of them may have one
+/// long name. One whose size is not stated ends where the next one begins. Unit: bytes.
+fn functions(file: &object::File<'_>, room: usize) -> Option<Vec<Function>> {
     let all = file.symbols().chain(file.dynamic_symbols());
     let is_function = |symbol: &object::Symbol<'_, '_>| {
         symbol.is_definition() && symbol.kind() == SymbolKind::Text && symbol.address() != 0
@@ -121,7 +134,11 @@ fn functions(file: &object::File<'_>) -> Vec<(u64, u64, String)> {
     let function = |symbol: object::Symbol<'_, '_>| {
         Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned()))
     };
-    let mut functions: Vec<_> = all.filter(is_function).filter_map(function).collect();
+    let (mut functions, mut left) = (Vec::new(), room);
+    for function in all.filter(is_function).filter_map(function) {
+        left = left.checked_sub(size(&function))?;
+        functions.push(function);
+    }
     // Of several names of one address, the one with the largest size comes first.
     functions.sort_by(|a, b| (a.0, b.1, &a.2).cmp(&(b.0, a.1, &b.2)));
     functions.dedup_by_key(|function| function.0);
@@ -140,17 +157,20 @@ fn functions(file: &object::File<'_>) -> Vec<(u64, u64, String)> {
     let unnamed = unnamed.map(|range| (range.start, range.end - range.start, String::new()));
     functions = functions.iter().cloned().chain(unnamed).collect();
     functions.sort_by_key(|function| function.0);
-    functions
+    (functions.iter().map(size).sum::<usize>() <= room).then_some(functions)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
     fn this_program_says_which_functions_it_has() {
         let path = std::env::current_exe().unwrap().display().to_string();
-        let file = File::read(path).unwrap();
+        let mut room = FUNCTIONS_MAX;
+        let file = File::read(path.clone(), &mut room).unwrap();
         let text = "this_program_says_which_functions_it_has";
         let own = file.functions.iter().find(|(_, _, name)| name.contains(text)).unwrap();
         let symbols = file.with(&BTreeSet::from([own.0 + 1]));
@@ -158,8 +178,15 @@ mod tests {
         assert!(symbols[0].name.contains(text) && own.1 > 1, "{symbols:?}");
         assert!(file.build_id.is_some() && !file.code.is_empty());
         assert_eq!(file.with(&BTreeSet::new()), []);
-        assert_eq!(File::read("/proc".to_owned()), None);
-        assert_eq!(File::read("/proc/self/maps".to_owned()), None);
+        for other in ["/proc", "/proc/self/maps"] {
+            assert_eq!(File::read(other.to_owned(), &mut room), None);
+        }
+        let taken = FUNCTIONS_MAX - room;
+        assert!(taken > file.functions.len() * size_of::<Function>(), "{taken}");
+        room = taken - 1;
+        let rest = File::read(path, &mut room).unwrap();
+        assert_eq!((rest.functions, room), (Vec::new(), taken - 1), "they do not fit");
+        assert_eq!((rest.build_id, rest.code), (file.build_id, file.code));
     }
 
     #[test]
@@ -168,8 +195,9 @@ mod tests {
         let here = std::env::current_exe().unwrap();
         let strip = std::process::Command::new("strip").arg("-o").arg(&path).arg(&here).status();
         assert!(strip.unwrap().success());
+        let mut room = FUNCTIONS_MAX;
         let [whole, stripped] =
-            [&here, &path].map(|path| File::read(path.display().to_string()).unwrap());
+            [&here, &path].map(|path| File::read(path.display().to_string(), &mut room).unwrap());
         fs::remove_file(&path).unwrap();
         let of = |name: &(u64, u64, String)| name.2.contains("a_file_without_names");
         let own = whole.functions.into_iter().find(of).unwrap();

@@ -108,10 +108,9 @@ impl<'a> Recording<'a> {
             }
             for map in mappings(number).unwrap_or_default() {
                 let path = map.path.as_bytes();
-                let build_id = self.build_ids.entry(path.to_vec()).or_insert_with(|| {
-                    let is_file = Path::new(&map.path).is_file();
-                    is_file.then(|| Facts::read(Path::new(&map.path)).build_id).flatten()
-                });
+                let build_id = self.build_ids.entry(path.to_vec());
+                let build_id =
+                    build_id.or_insert_with(|| Facts::of_mapped(Path::new(&map.path)).build_id);
                 let size = map.addresses.end - map.addresses.start;
                 let (start, offset) = (map.addresses.start, map.offset);
                 let build_id = build_id.as_deref();

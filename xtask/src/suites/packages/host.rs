@@ -32,7 +32,8 @@ const EXPOSURE_MAX: u32 = 55;
 /// was forbidden, after its name has come into `/etc/perfctr/xen-domains`. It goes on while the
 /// file has a malformed line.
 const SERVICE: &str = r#"
-trap 'systemctl status --no-pager perfctr-xen-domains xen >&2; perfctr domains list >&2' EXIT
+trap 'set +e; exec >&2; systemctl status --no-pager perfctr-xen-domains xen
+    perfctr domains list; xl list' EXIT
 wait_for 'systemctl is-active -q perfctr-xen-domains'
 perfctr domains forbid 0
 perfctr domains list | grep -Eq ' no +- +- +Domain-0$'

@@ -188,7 +188,9 @@ said_by() {
 options() {
     echo "$1 $(cd /sys/module/kvm/parameters; cat enable_pmu perfctr 2> /dev/null | paste -sd ' ')"
 }
-trap 'systemctl status --no-pager perfctr-domains libvirtd >&2; dmesg | tail -40 >&2' EXIT
+trap 'set +e; exec >&2; systemctl status --no-pager perfctr-domains libvirtd
+    perfctr domains list; dmesg | tail -40
+    tail -n 40 /machine/*.console /machine/*.control /var/log/libvirt/qemu/*' EXIT
 udevadm settle
 options booted
 wait_for 'systemctl is-active -q perfctr-domains'
