@@ -538,9 +538,9 @@ int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            bool is_wide);
 
 /*
- * Removes an event; see LocalEvents::remove_event.
+ * Removes an event whose `hw.state` is `state`; see LocalEvents::remove_event.
  */
-void perfctr_core_event_remove(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread, bool is_wide);
+void perfctr_core_event_remove(perfctr_on_vcpu vcpu, uint32_t index, uint32_t state, bool is_wide);
 
 /*
  * Lets an event count, and returns how many events its present period has.
@@ -552,9 +552,22 @@ uint64_t perfctr_core_event_start(perfctr_on_vcpu vcpu,
                                   uint64_t present);
 
 /*
- * Stops an event; see LocalEvents::stop_event.
+ * Stops an event whose `hw.state` is `state`, and returns its new state.
  */
-void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread);
+uint32_t perfctr_core_event_stop(perfctr_on_vcpu vcpu,
+                                 uint32_t index,
+                                 uint32_t state,
+                                 bool updates);
+
+/*
+ * Notes that C begins to search for contexts of perf's; see Searches::begins.
+ */
+void perfctr_core_contexts_searched(uint64_t now);
+
+/*
+ * Returns in how much time C may search again, unit: ms; see Searches::wait_ms.
+ */
+uint32_t perfctr_core_contexts_wait(uint64_t now);
 
 /*
  * Brings perf's books of an event up to date; see LocalEvents::read_event.
