@@ -26,7 +26,7 @@ use self::policy::{Policy, Sight};
 use crate::accounts;
 use crate::events::{EventList, EventParser};
 use crate::examples;
-use crate::text::{document, print};
+use crate::text::{document, print, print_note};
 
 pub use self::names::{Names, names_of_xl};
 
@@ -49,7 +49,7 @@ enum Action {
     /// Lists the host's virtual machines, and says which of them may count.
     ///
     /// A name is unverified if anybody but root may have given it, as the arguments of a process
-    /// that is not root's.
+    /// that is not root's, or that is in a container.
     #[command(after_help = examples::DOMAINS_LIST)]
     List {
         /// Prints JSON.
@@ -90,7 +90,8 @@ enum Action {
         ///
         /// Meanwhile it looks for new machines ten times in a second. Each machine is allowed once
         /// while this runs, and again if its limits in the file change. One that is forbidden later
-        /// stays so.
+        /// stays so. While the file cannot be read or has a wrong line, what it said before holds;
+        /// an error is printed once.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
         every: Option<u64>,
     },
@@ -154,45 +155,78 @@ fn number(domain: &str, names: impl FnOnce() -> Result<Known>) -> Result<u32> {
         ([(number, _)], _) => Ok(**number),
         ([], []) => bail!("there is no domain {domain}"),
         ([], [(number, _), ..]) => bail!(
-            "domain {domain}: process {number} only calls itself that (it is neither root's nor a \
-             machine of libvirt's), expected its number"
+            "domain {domain}: process {number} only calls itself that (it is neither a machine of \
+             libvirt's nor root's outside of containers), expected its number"
         ),
         _ => bail!("domain {domain}: {} domains have this name, expected a number", verified.len()),
     }
 }
 
 fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
-    let (mut policy, mut sight) = (Policy::default(), Sight::default());
+    let (mut follower, mut sight) = (Follower::new(file), Sight::default());
     let start = Instant::now();
     loop {
         let domains = host.domains()?;
         let seen = domains.iter().map(|domain| domain.id).collect();
         let is_due = sight.is_due(start.elapsed(), Duration::from_secs(every.unwrap_or(1)), seen);
         if is_due {
-            let_in(host, &mut policy, file, &domains)?;
-        }
-        if every.is_none() {
-            return Ok(());
+            let mut names = names(host, &domains);
+            if host.is_xen() {
+                names.values_mut().for_each(Name::arrive);
+            }
+            let errors = follower.look(&names, |id, limits| host.allow_within(id, limits));
+            if every.is_none() {
+                return if errors.is_empty() { Ok(()) } else { bail!(errors.join("\n")) };
+            }
+            errors.iter().for_each(|error| print_note(format_args!("{error}")));
         }
         thread::sleep(LOOK);
     }
 }
 
-/// Lets those domains count that the file names and that have not been let in yet.
-fn let_in(host: &Host, policy: &mut Policy, file: &Path, domains: &[Domain]) -> Result<()> {
-    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let mut names = names(host, domains);
-    if host.is_xen() {
-        names.values_mut().for_each(Name::arrive);
+/// Lets those machines count that a file names, also after the file has changed.
+struct Follower<'a> {
+    file: &'a Path,
+    policy: Policy,
+    /// What went wrong at the last look.
+    errors: Vec<String>,
+}
+
+impl<'a> Follower<'a> {
+    fn new(file: &'a Path) -> Self {
+        Self { file, policy: Policy::default(), errors: Vec::new() }
     }
-    for (id, limits) in policy.newcomers(&text, &names)? {
-        match host.allow_within(id, limits) {
-            // The machine has ended meanwhile.
-            Err(error) if error.errno() == Some(libc::ESRCH) => (),
-            allowed => allowed.with_context(|| format!("domain {id}"))?,
+
+    /// Reads the file, and lets those machines count that it names and that have not been let in
+    /// yet. If the file cannot be read, or a line of it is wrong, what it has said before still
+    /// holds. A machine that cannot be allowed is tried again at the next look.
+    ///
+    /// `names` are the names of all machines, and `allow` lets one count. Returns what has gone
+    /// wrong, without what also went wrong at the last look.
+    fn look(
+        &mut self,
+        names: &Known,
+        mut allow: impl FnMut(u32, Limits) -> Result<(), perfctr::Error>,
+    ) -> Vec<String> {
+        let text = fs::read_to_string(self.file).map_err(Into::into);
+        let read = text.and_then(|text| self.policy.read(&text));
+        let error = read.with_context(|| self.file.display().to_string()).err();
+        let mut errors: Vec<String> = error.iter().map(|error| format!("{error:#}")).collect();
+        for (id, limits) in self.policy.newcomers(names) {
+            match allow(id, limits) {
+                // The machine has ended meanwhile.
+                Err(error) if error.errno() == Some(libc::ESRCH) => (),
+                Err(error) => {
+                    self.policy.refused(id);
+                    errors.push(format!("domain {id}: {error}"));
+                }
+                Ok(()) => (),
+            }
         }
+        let new = errors.iter().filter(|error| !self.errors.contains(error)).cloned().collect();
+        self.errors = errors;
+        new
     }
-    Ok(())
 }
 
 /// Runs `perfctr domains`.
@@ -355,8 +389,70 @@ mod tests {
         assert_eq!(number("web").unwrap(), 7);
         assert_eq!(
             number("mail").unwrap_err().to_string(),
-            "domain mail: process 9 only calls itself that (it is neither root's nor a machine of \
-             libvirt's), expected its number"
+            "domain mail: process 9 only calls itself that (it is neither a machine of libvirt's \
+             nor root's outside of containers), expected its number"
         );
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_for_a_while_ends_nothing() {
+        let name = format!("perfctr-policy-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut follower = Follower::new(&path);
+        let mut allowed = Vec::new();
+        // Machine 9 has ended meanwhile, and machine 8 cannot be allowed.
+        let mut look = |names: &[(u32, &str, bool)]| {
+            let errors = follower.look(&known(names), |id, limits| {
+                let errno = match id {
+                    8 => libc::EINVAL,
+                    9 => libc::ESRCH,
+                    _ => {
+                        allowed.push((id, limits.counters));
+                        return Ok(());
+                    }
+                };
+                Err(perfctr::Error::NotLoaded(std::io::Error::from_raw_os_error(errno)))
+            });
+            (errors, std::mem::take(&mut allowed))
+        };
+        let nothing = || (Vec::new(), Vec::new());
+        let [web, mail] = [(7, "web", true), (10, "mail", true)];
+
+        let (errors, allowed) = look(&[web]);
+        assert_eq!(allowed, [], "there is no file yet");
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0].ends_with("No such file or directory (os error 2)"), "{errors:?}");
+        assert_eq!(look(&[web]), nothing(), "that was said before");
+        fs::write(&path, "web\nmail counters=2\n").unwrap();
+        assert_eq!(look(&[web]), (Vec::new(), vec![(7, 0)]));
+
+        fs::write(&path, "web\nmail counters=x\n").unwrap();
+        let (errors, allowed) = look(&[web, mail]);
+        assert_eq!(allowed, [(10, 2)], "what the file said before still holds");
+        let place = path.display();
+        let what = "line 2: found counters=x, expected a number from 1 on";
+        assert_eq!(errors, [format!("{place}: {what}")]);
+        assert_eq!(look(&[web, mail]), nothing());
+        fs::remove_file(&path).unwrap();
+        let (errors, allowed) = look(&[mail]);
+        assert_eq!((errors.len(), allowed), (1, Vec::new()), "another error is said");
+        assert_eq!(
+            look(&[web, mail]),
+            (Vec::new(), vec![(7, 0)]),
+            "another machine of this number"
+        );
+
+        fs::write(&path, "web\nmail counters=2\nnews\nshop\n").unwrap();
+        let all = [web, mail, (8, "news", true), (9, "shop", true)];
+        let (errors, allowed) = look(&all);
+        assert_eq!((errors.len(), allowed), (1, Vec::new()), "{errors:?}");
+        assert!(errors[0].starts_with("domain 8: "), "{errors:?}");
+        assert_eq!(look(&all), nothing());
+        fs::write(&path, "web\nshop\n").unwrap();
+        assert_eq!(look(&all), nothing());
+        fs::write(&path, "web counters=1\nshop\nnews\n").unwrap();
+        let (errors, allowed) = look(&all);
+        assert_eq!((errors.len(), allowed), (1, vec![(7, 1)]), "it is refused again: {errors:?}");
+        fs::remove_file(&path).unwrap();
     }
 }

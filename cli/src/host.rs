@@ -18,7 +18,7 @@ use shared_abi::read::Counters;
 use self::taker::{Taken, Taker};
 use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
-use crate::profile::{ClockOf, Frame, Layer, Module, Profile, Samples, Thread};
+use crate::profile::{ClockOf, Frame, Layer, Module, Profile, Samples, Spot, Thread};
 
 pub use self::names::{DomainFile, Hypervisor, Kernel, functions_of_kernel};
 
@@ -142,7 +142,8 @@ impl Collector {
         let frame = Frame { module, address: sample.ip };
         let Self { samples, profile, .. } = self;
         let thread = samples.thread(profile, sample.domain, sample.vcpu, String::new);
-        samples.add_on(Some(sample.cpu), thread, &[frame], 1, Some(ticks));
+        let cpu = Some(sample.cpu);
+        samples.add(Spot { cpu, ..Spot::new(thread, &[frame]) }, 1, Some(ticks));
     }
 
     /// Returns the profile of the samples since the last one.

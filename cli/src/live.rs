@@ -13,6 +13,7 @@ use perfctr::raw::online;
 use perfctr::watch::{Samples, Watch, Watched};
 use perfctr::{Cause, Error, Event};
 
+use crate::profile::Profile;
 use crate::program::{Target, name, processes, threads};
 
 /// How a watch counts several events.
@@ -94,10 +95,12 @@ impl Live {
         watch(self.watch, how, events).open().context(self.name)
     }
 
-    /// Samples it by this event, which has a period unless there is a frequency.
-    pub fn sample(self, event: Event, frequency: Option<u64>, callers: bool) -> Result<Samples> {
-        let watch = if callers { self.watch.callers() } else { self.watch };
-        let watch = frequency.into_iter().fold(watch, Watch::frequency);
+    /// Samples it by this event, which has a period unless the profile has a frequency. Samples
+    /// have what the profile is to have.
+    pub fn sample(self, event: Event, profile: &Profile) -> Result<Samples> {
+        let watch = if profile.call_graph { self.watch.callers() } else { self.watch };
+        let watch = if profile.branches.is_some() { watch.branches() } else { watch };
+        let watch = profile.frequency.into_iter().fold(watch, Watch::frequency);
         watch.sample(event).context(self.name)
     }
 }

@@ -8,7 +8,7 @@
 
 mod collect;
 
-pub use self::collect::Samples;
+pub use self::collect::{Samples, Spot};
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -72,6 +72,9 @@ pub struct Profile {
     pub modules: Vec<Module>,
     /// Places in these files.
     pub frames: Vec<Frame>,
+    /// The branches that the samples have, if they were recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branches: Option<Vec<Branch>>,
     /// All threads, in the order in which they began.
     pub threads: Vec<Thread>,
     /// The stacks in which the threads were.
@@ -222,6 +225,21 @@ pub struct Frame {
     pub address: u64,
 }
 
+/// Returns whether this is an address of the kernel's, which has the upper half of all addresses.
+pub const fn is_kernels(address: u64) -> bool {
+    address >> 63 == 1
+}
+
+/// A branch that a processor has taken. In a profile, each of its ends is the index of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Branch<P = u32> {
+    pub from: P,
+    pub to: P,
+    /// What Linux says of it, [`perfctr::watch::BranchFlags`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub flags: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thread {
     /// The thread's number.
@@ -274,8 +292,8 @@ impl Thread {
     }
 }
 
-/// A stack in which a thread was, and how often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A stack in which a thread was after certain branches, and how often.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stack {
     /// Index of the thread.
     pub thread: u32,
@@ -286,6 +304,9 @@ pub struct Stack {
     pub samples: u64,
     /// Indices of frames, the innermost first, at least one.
     pub frames: Vec<u32>,
+    /// Indices of the branches that were taken last before the samples, the latest one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub branches: Vec<u32>,
     /// When each sample was taken, from the first to the last. Profiles of earlier releases have no
     /// times. Unit: ns since the recording began.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -351,9 +372,22 @@ impl Profile {
             host: None,
             modules: Vec::new(),
             frames: Vec::new(),
+            branches: None,
             threads: Vec::new(),
             stacks: Vec::new(),
         }
+    }
+
+    /// Returns the branches that samples have.
+    pub fn branches(&self) -> &[Branch] {
+        self.branches.as_deref().unwrap_or_default()
+    }
+
+    /// Returns all places that a stack names: its frames, and both ends of its branches.
+    pub fn places(&self, stack: &Stack) -> impl Iterator<Item = Frame> {
+        let branches = stack.branches.iter().map(|&branch| self.branches()[branch as usize]);
+        let ends = branches.flat_map(|Branch { from, to, .. }| [from, to]);
+        stack.frames.iter().copied().chain(ends).map(|frame| self.frames[frame as usize])
     }
 
     /// Returns the noun for its threads.
@@ -457,7 +491,14 @@ impl Profile {
             in_range("module", *module, self.modules.len())
                 .with_context(|| format!("frame {n}"))?;
         }
-        for (n, Stack { thread, samples, frames, times, .. }) in self.stacks.iter().enumerate() {
+        for (n, Branch { from, to, .. }) in self.branches().iter().enumerate() {
+            for frame in [from, to] {
+                in_range("frame", *frame, self.frames.len())
+                    .with_context(|| format!("branch {n}"))?;
+            }
+        }
+        for (n, stack) in self.stacks.iter().enumerate() {
+            let Stack { thread, samples, frames, branches, times, .. } = stack;
             let place = || format!("stack {n}");
             in_range("thread", *thread, self.threads.len()).with_context(place)?;
             let depth = frames.len();
@@ -472,6 +513,9 @@ impl Profile {
             );
             for frame in frames {
                 in_range("frame", *frame, self.frames.len()).with_context(place)?;
+            }
+            for branch in branches {
+                in_range("branch", *branch, self.branches().len()).with_context(place)?;
             }
         }
         // No sum of 2^64 numbers of 64 bits overflows.
@@ -577,10 +621,10 @@ mod tests {
         profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59, task: None });
         profile.stacks.push(Stack {
             thread: 0,
-            cpu: None,
             samples: 3,
             frames: vec![0, 1],
             times: vec![5, 6, 9],
+            ..Stack::default()
         });
         profile
     }
@@ -676,6 +720,43 @@ mod tests {
         assert_eq!(Profile::parse_all(&mut Cursor::new(&text)).unwrap(), [of_host]);
         let spoilt = text.replace("\"hypervisor\",", "\"application\",");
         assert!(read(&spoilt).contains("unknown variant `application`"), "{}", read(&spoilt));
+    }
+
+    /// Returns the profile above with two branches, of which one was mispredicted.
+    fn with_branches() -> Profile {
+        let branch = |from, to, flags| Branch { from, to, flags };
+        let branches = Some(vec![branch(0, 1, 1), branch(1, 0, 0)]);
+        let mut profile = Profile { branches, ..profile() };
+        profile.stacks[0].branches = vec![1, 0, 1];
+        profile
+    }
+
+    #[test]
+    fn branches_are_kept_and_left_out_of_profiles_without_them() {
+        let text = serde_json::to_string(&profile()).unwrap();
+        assert!(!text.contains("branches"), "{text}");
+        let text = serde_json::to_string(&with_branches()).unwrap();
+        let [read] = &*Profile::parse_all(&mut Cursor::new(&text)).unwrap() else { panic!() };
+        assert_eq!(*read, with_branches());
+        let places: Vec<u64> = read.places(&read.stacks[0]).map(|frame| frame.address).collect();
+        assert_eq!(places, [16, 32, 32, 16, 16, 32, 32, 16]);
+    }
+
+    #[test]
+    fn branches_that_lead_nowhere_are_refused() {
+        type Spoil = fn(&mut Profile);
+        let cases: [(Spoil, &str); 4] = [
+            (|p| p.branches.as_mut().unwrap()[1].from = 2, "branch 1: frame 2 of 2 found"),
+            (|p| p.branches.as_mut().unwrap()[0].to = 2, "branch 0: frame 2 of 2 found"),
+            (|p| p.stacks[0].branches[1] = 2, "stack 0: branch 2 of 2 found"),
+            (|p| p.branches = None, "stack 0: branch 1 of 0 found"),
+        ];
+        for (spoil, expected) in cases {
+            let mut profile = with_branches();
+            spoil(&mut profile);
+            let error = read(&serde_json::to_string(&profile).unwrap());
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -88,6 +88,7 @@ static int perfctr_create(struct file *file, struct task_struct *task)
 		task_pid_nr_ns(task, ns_of_pid(task_pid(task))), task);
 	if (IS_ERR(thread))
 		return PTR_ERR(thread);
+	perfctr_late_init(thread);
 	err = perfctr_thread_link(thread, task, file);
 	perfctr_thread_put(thread);
 	return err;

@@ -156,6 +156,14 @@ static inline bool perfctr_context_names(struct task_struct *task,
 #define PERFCTR_TIME_BOOKED(events) ((events)->timestamp)
 #endif
 
+/*
+ * Makes irq_work that the interrupt itself runs. With PREEMPT_RT, a thread runs
+ * all other irq_work. 5.10 has no such kernels.
+ */
+#ifndef IRQ_WORK_INIT_HARD
+#define IRQ_WORK_INIT_HARD(run) ((struct irq_work){ .func = (run) })
+#endif
+
 /* Returns the irq_work by which perf wakes and signals waiters. */
 static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 {
@@ -164,22 +172,6 @@ static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 #else
 	return &event->pending;
 #endif
-}
-
-/* Makes perf wake and signal those who wait for the event. */
-static inline void perfctr_event_wake(struct perf_event *event)
-{
-	irq_work_queue(perfctr_event_work(event));
-}
-
-/*
- * Makes that irq_work lazy: after it is queued it waits until its CPU runs
- * other irq_work, or until the tick. perf has not queued it yet, so nobody else
- * changes its flags meanwhile. perf and the kernel never clear this flag.
- */
-static inline void perfctr_event_work_waits(struct perf_event *event)
-{
-	atomic_or(IRQ_WORK_LAZY, &perfctr_event_work(event)->node.a_flags);
 }
 
 /* Gives the sample these branches. */
@@ -207,11 +199,11 @@ static inline void perfctr_event_disable(struct perf_event *event)
 	irq_work_queue(&event->pending_disable_irq);
 #elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
 	event->pending_disable = 1;
-	perfctr_event_wake(event);
+	irq_work_queue(perfctr_event_work(event));
 #else
 	/* perf wants to know the CPU on which it has to disable the event. */
 	WRITE_ONCE(event->pending_disable, smp_processor_id());
-	perfctr_event_wake(event);
+	irq_work_queue(perfctr_event_work(event));
 #endif
 }
 

@@ -70,7 +70,7 @@ void perfctr_glue_event_stall(u32 index, u64 stalled)
 /*
  * perf holds locks now, and no signal can be sent before it releases them. This
  * irq_work also makes the CPU run the irq_work by which perf wakes waiters.
- * That one is lazy (see perfctr_event_work_waits()).
+ * That one is lazy (see perf.c).
  */
 void perfctr_glue_report_later(void)
 {
@@ -191,7 +191,7 @@ static void perfctr_sample(struct perf_event *event, struct pt_regs *regs,
 	 */
 	if (owner->fasync && event->pending_kill) {
 		event->pending_wakeup = 1;
-		perfctr_event_wake(event);
+		irq_work_queue(perfctr_event_work(event));
 	}
 }
 
@@ -293,7 +293,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 void perfctr_events_overflow(void)
 {
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
-	const struct pt_regs *regs = get_irq_regs();
+	struct pt_regs *regs = get_irq_regs();
 	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
 
 	/*

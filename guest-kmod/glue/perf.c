@@ -135,9 +135,15 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
-	/* event.c sees to it that this irq_work runs after each sample. */
+	/*
+	 * This irq_work is lazy: after it is queued it waits until its CPU runs
+	 * other irq_work, or until the tick. event.c sees to it that it runs
+	 * after each sample. perf has not queued it yet, so nobody else changes
+	 * its flags meanwhile. perf and the kernel never clear this flag.
+	 */
 	if (is_sampling_event(event))
-		perfctr_event_work_waits(event);
+		atomic_or(IRQ_WORK_LAZY,
+			  &perfctr_event_work(event)->node.a_flags);
 	if (period) {
 		hw->sample_period = hw->last_period = period;
 		local64_set(&hw->period_left, period);

@@ -18,10 +18,11 @@
 #include <linux/workqueue.h>
 
 #include "compat.h"
+#include "late_rt.h"
 #include "perfctr_core.h"
 
-#ifdef CONFIG_PREEMPT_RT
-#error "not tested with PREEMPT_RT, whose interrupts and locks are others"
+#if defined(CONFIG_PREEMPT_RT) && LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
+#error "found PREEMPT_RT before Linux 6.1, expected Linux 6.1 or later"
 #endif
 
 /* A possible CPU. It is changed on that CPU only, with interrupts disabled. */
@@ -66,6 +67,7 @@ struct perfctr_thread {
 	wait_queue_head_t wait;
 	/* Protects the core's copy of the last control that was accepted. */
 	struct mutex lock;
+	struct perfctr_late late;
 	/* struct perfctr_core_thread */
 	u64 core[];
 };

@@ -122,7 +122,7 @@ typedef const struct perfctr_core_thread *perfctr_present;
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu_or_asleep;
 
 /*
- * What perf is given of an event.
+ * What perf adds to its books of an event.
  */
 struct perfctr_progress {
   /*
@@ -791,6 +791,11 @@ void perfctr_core_report_overflows(perfctr_on_thread thread,
                                    uint64_t overflows);
 
 /*
+ * Lets the counters of the thread that executes go on after a signal that it did not get.
+ */
+void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+
+/*
  * Serves `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
 int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_request *request);
@@ -903,7 +908,7 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 extern int perfctr_glue_watch_begin(void);
 
 /*
- * If nobody counts, has perfctr_core_stop_if_idle called after a while. Does not sleep.
+ * If nobody counts, has perfctr_core_stop_if_idle called after
  */
 extern void perfctr_glue_stop_if_idle(void);
 

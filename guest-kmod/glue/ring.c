@@ -107,6 +107,7 @@ void perfctr_glue_ring_write(const void *counters,
 					  (u64 *)(record + 1), place->callers);
 }
 
+#ifndef CONFIG_PREEMPT_RT
 void perfctr_glue_ring_wake(const void *counters)
 {
 	struct perfctr_thread *thread =
@@ -115,6 +116,7 @@ void perfctr_glue_ring_wake(const void *counters)
 	if (wq_has_sleeper(&thread->wait))
 		wake_up_poll(&thread->wait, EPOLLIN | EPOLLRDNORM);
 }
+#endif
 
 __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table)
 {

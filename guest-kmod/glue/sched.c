@@ -56,9 +56,13 @@ static bool perfctr_is_queued(int number)
 
 /*
  * Sends the signal of an overflow to the calling thread. The word behind
- * si_code holds the counters. Interrupts are disabled.
+ * si_code holds the counters. With PREEMPT_RT this sleeps.
  */
+#ifdef CONFIG_PREEMPT_RT
+bool perfctr_send_now(u32 number, u32 counters)
+#else
 bool perfctr_glue_send_signal(u32 number, u32 counters)
+#endif
 {
 	struct kernel_siginfo info;
 
@@ -152,8 +156,8 @@ int perfctr_sched_init(void)
 	unsigned int cpu;
 
 	for_each_possible_cpu(cpu)
-		init_irq_work(per_cpu_ptr(&perfctr_cpus.report, cpu),
-			      perfctr_report_here);
+		per_cpu(perfctr_cpus.report, cpu) =
+			IRQ_WORK_INIT_HARD(perfctr_report_here);
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
 	return 0;

@@ -53,7 +53,7 @@ int perfctr_task_init(void)
 	return err;
 }
 
-/* When this returns, no probe runs any more. */
+/* When this returns, no probe and nothing that it put off runs any more. */
 void perfctr_task_exit(void)
 {
 	unsigned int i;
@@ -61,4 +61,6 @@ void perfctr_task_exit(void)
 	for (i = 0; i < ARRAY_SIZE(perfctr_probes); i++)
 		perfctr_unprobe(&perfctr_probes[i]);
 	tracepoint_synchronize_unregister();
+	if (IS_ENABLED(CONFIG_PREEMPT_RT))
+		synchronize_rcu_tasks();
 }

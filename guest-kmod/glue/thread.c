@@ -37,8 +37,9 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 	struct perfctr_thread *thread;
 	int err;
 
+	/* Kernels with larger locks take the allocator's next size, 4 KiB. */
 	BUILD_BUG_ON(sizeof(*thread) + PERFCTR_THREAD_BYTES > SZ_2K &&
-		     !IS_ENABLED(CONFIG_DEBUG_SPINLOCK));
+		     sizeof(thread->wait.lock) == sizeof(u32));
 	thread = kzalloc(sizeof(*thread) + PERFCTR_THREAD_BYTES,
 			 GFP_KERNEL_ACCOUNT);
 	if (!thread)
@@ -171,8 +172,14 @@ static void perfctr_thread_let_go(struct perfctr_hold *hold)
 	perfctr_glue_stop_if_idle();
 }
 
-/* It is no error if the counters are not linked. */
+/*
+ * It is no error if the counters are not linked. With PREEMPT_RT this sleeps.
+ */
+#ifdef CONFIG_PREEMPT_RT
+int perfctr_thread_unlink_now(struct perfctr_thread *thread)
+#else
 int perfctr_thread_unlink(struct perfctr_thread *thread)
+#endif
 {
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
 	struct perfctr_hold hold;
@@ -225,22 +232,6 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 }
 
 /*
- * The thread reads its own sums. Interrupts are disabled, so that it is not
- * switched out meanwhile.
- */
-static int perfctr_read_own(struct perfctr_thread *thread,
-			    struct perfctr_sums *sums)
-{
-	int err;
-
-	local_irq_disable();
-	err = perfctr_core_read(perfctr_core_of(thread), perfctr_this_vcpu(),
-				sums);
-	local_irq_enable();
-	return err;
-}
-
-/*
  * Another thread reads the sums. A tracer learns that its tracee has stopped
  * before the tracee has left its CPU. Holding the tracee waits for that, so
  * that the published sums are those up to the stop.
@@ -257,15 +248,24 @@ static noinline int perfctr_read_other(struct perfctr_thread *thread,
 		cond_resched();
 		err = perfctr_core_read_published(perfctr_core_of(thread),
 						  sums);
-	} while (err == -EBUSY && !fatal_signal_pending(current));
+	} while (err > 0 && !fatal_signal_pending(current));
 	return err;
 }
 
-/* Anybody may read. The thread itself gets its sums up to now. */
+/*
+ * Anybody may read. The thread itself gets its sums up to now, with interrupts
+ * disabled so that it is not switched out meanwhile.
+ */
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums)
 {
-	return smp_load_acquire(&thread->task) == current ?
-		       perfctr_read_own(thread, sums) :
-		       perfctr_read_other(thread, sums);
+	int err;
+
+	if (smp_load_acquire(&thread->task) != current)
+		return perfctr_read_other(thread, sums);
+	local_irq_disable();
+	err = perfctr_core_read(perfctr_core_of(thread), perfctr_this_vcpu(),
+				sums);
+	local_irq_enable();
+	return err;
 }

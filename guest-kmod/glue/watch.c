@@ -51,23 +51,19 @@ static void perfctr_stop(struct work_struct *unused)
 	perfctr_core_stop_if_idle();
 }
 
-static void perfctr_watch_end(bool is_exit)
+/* The work is NULL when the module is unloaded. */
+static void perfctr_watch_end(struct work_struct *work)
 {
 	mutex_lock(&perfctr_watch_lock);
-	if (perfctr_core_watch_end(is_exit)) {
+	if (perfctr_core_watch_end(!work)) {
 		preempt_notifier_dec();
 		perfctr_unprobe(&perfctr_switches);
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }
 
-static void perfctr_watch_end_if_unused(struct work_struct *unused)
-{
-	perfctr_watch_end(false);
-}
-
 static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop);
-static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end_if_unused);
+static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end);
 
 /* This function does not sleep. */
 void perfctr_glue_stop_if_idle(void)
@@ -97,7 +93,7 @@ void perfctr_watch_exit(void)
 		irq_work_sync(per_cpu_ptr(&perfctr_cpus.report, cpu));
 	cancel_delayed_work_sync(&perfctr_stop_work);
 	cancel_delayed_work_sync(&perfctr_unwatch_work);
-	perfctr_watch_end(true);
+	perfctr_watch_end(NULL);
 	tracepoint_synchronize_unregister();
 	perfctr_users_exit();
 }

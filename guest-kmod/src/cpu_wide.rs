@@ -423,6 +423,7 @@ mod tests {
             .unwrap();
         machine.execute(0, 70, 0);
         assert_eq!(thread.read(), Err(Errno::BUSY));
+        assert_eq!(published(&thread.page), Err(Errno::BUSY), "a reader does not ask again");
         assert_eq!(thread.read_direct::<1>(), Err(ReadError::NotLoaded(-16)));
         let refused = thread.control(&control(&[counter(1, INSTRUCTIONS)]));
         assert_eq!(refused, Err(Errno::BUSY));
@@ -430,7 +431,7 @@ mod tests {
         machine.on(0, |cpu| {
             cpu.stop_cpu_wide((&mut wide.pmu.borrow_mut(), &wide.page), &machine.counting);
         });
-        assert_eq!(published(&wide.page).unwrap().counter[0], 70);
+        assert_eq!(published(&wide.page).unwrap().unwrap().counter[0], 70);
         thread.start(&[counter(1, INSTRUCTIONS)]);
         thread.execute(3);
         assert_eq!(thread.read().unwrap().counter[0], 3);

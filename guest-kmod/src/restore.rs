@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_while_the_kernel_looks_is_looked_at_next() {
+    fn a_change_during_an_examination_causes_another_one() {
         let host = Host::new();
         let (page, before) = (page(EXECUTING, 3), host.answer());
         let vcpu = On::with_page(&host, &page);
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_go_on_is_taken_for_forbidden_and_looked_at_again() {
+    fn a_refused_vcpu_looks_forbidden_and_is_examined_again() {
         let host = Host::new();
         let vcpu = On::new(&host);
         let page = page(LEFT, 3);

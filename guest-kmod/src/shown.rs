@@ -727,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn events_without_a_page_go_on_for_who_comes_and_not_for_who_leaves() {
+    fn events_without_a_page_get_the_next_threads_page() {
         let machine = Machine::new();
         let wanted = EventConfig::new(&Machine::caps(), 4, 0xc4, EVNTSEL_USR, false).unwrap();
         machine.on(0, |cpu| {

@@ -361,7 +361,7 @@ impl ThreadPmu {
 
     /// Does what [`stop`](Self::stop) does, for the tracer of a thread that is asleep.
     pub fn stop_asleep(&mut self, page: &ThreadPage, counting: &Counting) {
-        counting.moved(self.running != Running::Stopped, false);
+        counting.counting_changed(self.running != Running::Stopped, false);
         self.running = Running::Stopped;
         self.overflows.stop();
         self.tsc = false;
@@ -469,7 +469,7 @@ impl ThreadPmu {
     }
 
     fn start_anew(&mut self, page: &ThreadPage, counting: &Counting, request: &Request) {
-        counting.moved(self.running != Running::Stopped, true);
+        counting.counting_changed(self.running != Running::Stopped, true);
         let stopped = self.sums;
         let had_tsc = self.tsc && self.failure.is_none();
         if !(had_tsc && request.tsc || request.keep_tsc) {

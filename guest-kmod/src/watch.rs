@@ -178,8 +178,8 @@ mod tests {
     use super::*;
 
     fn start_and_stop(counting: &Counting) {
-        counting.moved(false, true);
-        counting.moved(true, false);
+        counting.counting_changed(false, true);
+        counting.counting_changed(true, false);
     }
 
     #[test]
@@ -189,9 +189,9 @@ mod tests {
             start_and_stop(&counting);
             assert_eq!(timer.check(&counting), Activity::HasCounted);
         }
-        counting.moved(false, true);
+        counting.counting_changed(false, true);
         assert_eq!(timer.check(&counting), Activity::CountsNow);
-        counting.moved(true, false);
+        counting.counting_changed(true, false);
         assert_eq!(timer.check(&counting), Activity::HasCounted, "it has started since");
         assert_eq!(timer.delay_ms(), STOP_DELAY_MS);
         assert_eq!(timer.check(&counting), Activity::Idle);

@@ -22,6 +22,11 @@
 #define PERFCTR_VCPU_BYTES 2736
 
 /*
+ * Bytes of what a vCPU keeps when its page is unregistered, all zeroes at first.
+ */
+#define PERFCTR_WINDOW_BYTES 16
+
+/*
  * Bytes of storage of a domain, all zeroes at first.
  */
 #define PERFCTR_DOMAIN_BYTES 24
@@ -218,6 +223,11 @@ struct perfctr_core_ring;
  * A vCPU with a page as C holds it.
  */
 struct perfctr_core_vcpu;
+
+/*
+ * The window in which a vCPU's overflows are counted against the allowed rate. It outlives the
+ */
+struct perfctr_core_window;
 
 /*
  * What a CPU says of itself.
@@ -504,6 +514,7 @@ int perfctr_core_register(const struct perfctr_core_cpu *cpu,
                           const struct perfctr_vcpu_page *page,
                           const struct perfctr_guest *guest,
                           uint32_t id,
+                          const struct perfctr_core_window *window,
                           const struct perfctr_core_domain *domain,
                           bool controls,
                           bool goes_on);
@@ -511,7 +522,9 @@ int perfctr_core_register(const struct perfctr_core_cpu *cpu,
 /*
  * Unregisters the calling vCPU's page; see Vcpu::unregister.
  */
-void perfctr_core_unregister(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+void perfctr_core_unregister(const struct perfctr_core_cpu *cpu,
+                             struct perfctr_core_vcpu *vcpu,
+                             struct perfctr_core_window *window);
 
 /*
  * Drops the page of a vCPU that is switched in and whose state is replaced; see Vcpu::abandon.
@@ -593,9 +606,14 @@ bool perfctr_core_rdpmc_exits(const struct perfctr_core_driver *driver);
 bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint64_t *value);
 
 /*
- * Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
+ * Returns whether an overflow explains an NMI that has just come to the CPU of `cpu`, which is up.
  */
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_masked);
+
+/*
+ * Returns whether an NMI that nobody has explained, and that has just come to the CPU of `cpu`,
+ */
+bool perfctr_core_explains_unknown_nmi(const struct perfctr_core_cpu *cpu);
 
 /*
  * Handles an NMI that has come to the CPU of `cpu`, which is up. Returns an `NMI_*` number.
@@ -762,6 +780,11 @@ extern uint64_t perfctr_glue_machine(void);
  * Takes the counters from the host, if the current vCPU has a page and may count.
  */
 extern int perfctr_glue_take_counters(void);
+
+/*
+ * Notes that the current vCPU no longer needs the counters, if it has needed them.
+ */
+extern void perfctr_glue_put_counters(void);
 
 /*
  * Pins the frame, and registers it for the current vCPU, or lets the vCPU go on from it.

@@ -7,9 +7,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::driver::Driver;
 use crate::policy::Policy;
 
-/// The number of a domain's vCPUs that have loaded a configuration since they registered their
-/// pages. The hypervisor's structure of the domain holds it; memory that is all zeros stands for
-/// none.
+/// The number of a domain's vCPUs that have loaded a configuration, and have a page or are about to
+/// register the next one. The hypervisor's structure of the domain holds it; memory that is all
+/// zeros stands for none.
 #[derive(Debug, Default)]
 pub struct Demand(AtomicU32);
 
@@ -19,7 +19,7 @@ impl Demand {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// Notes that one of these vCPUs has no page any more. Returns whether it was the last one.
+    /// Notes that one of these vCPUs has given its page back. Returns whether it was the last one.
     pub fn end(&self) -> bool {
         self.0.fetch_sub(1, Relaxed) == 1
     }

@@ -13,7 +13,7 @@ use crate::lease::Lease;
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
 
-/// A physical CPU continues this much longer than the lease of which the control domain knows,
+/// How much longer a physical CPU samples than the lease that the control domain was promised,
 /// unit: milliseconds. Time-stamp counters of different CPUs may differ, and a CPU must not have
 /// stopped already when the lease is renewed on another one.
 pub(crate) const GRACE_MS: u64 = 100;

@@ -146,6 +146,8 @@ pub trait Caller {
     ///
     /// `BUSY` if perf needs the counters itself; `NODEV` if a physical CPU cannot count.
     fn take_counters(&mut self) -> Result<(), Errno>;
+    /// Notes that the caller no longer needs the counters, if it has needed them.
+    fn put_counters(&mut self);
     /// Pins the page with this frame number, and calls [`Vcpu::register`], or [`Vcpu::go_on`].
     ///
     /// # Errors
@@ -155,7 +157,8 @@ pub trait Caller {
     /// [`take_counters`](Self::take_counters).
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
     /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page. Nobody else
-    /// sees a state in between. The caller has a page.
+    /// sees a state in between. The caller has a page, and goes on needing the counters that it
+    /// has taken.
     fn unregister(&mut self);
     /// Allows a domain within limits, or forbids it: [`Policy::set`](crate::Policy::set).
     ///
@@ -313,11 +316,14 @@ fn register(
     if caller.on_vcpu(|_, _, _, _| ()).is_some() {
         return Err(Errno::EXIST);
     }
-    caller.register(gfn, &guest, goes_on)
+    caller.register(gfn, &guest, goes_on).inspect_err(|_| caller.put_counters())
 }
 
 /// Registers a page in place of the present one, and loads a configuration there. After an error
 /// the caller has no page, so that it never counts in one that it has not asked for.
+///
+/// Users take turns often. So the caller keeps the counters in between, without a lock that all
+/// of the host's vCPUs share.
 fn show(
     driver: &Driver,
     caller: &mut impl Caller,
@@ -327,19 +333,26 @@ fn show(
 ) -> Result<(), Errno> {
     let config = &configuration(driver, counters)?;
     // Without a page there is nothing to unregister.
-    let _ = unregister(caller);
-    register(driver, caller, gfn, observer, false)?;
+    let _ = forget_page(caller);
+    let registered = register(driver, caller, gfn, observer, false);
     if config.slots() == 0 {
-        return Ok(());
+        caller.put_counters();
+        return registered;
     }
-    let loaded = load(caller, config);
-    if loaded.is_err() {
-        unregister(caller)?;
+    let shown = registered.and_then(|()| load(caller, config));
+    if shown.is_err() {
+        let _ = unregister(caller);
     }
-    loaded
+    shown
 }
 
 fn unregister(caller: &mut impl Caller) -> Result<(), Errno> {
+    let forgotten = forget_page(caller);
+    caller.put_counters();
+    forgotten
+}
+
+fn forget_page(caller: &mut impl Caller) -> Result<(), Errno> {
     caller.on_vcpu(|_, _, _, _| ()).ok_or(Errno::NXIO)?;
     caller.unregister();
     Ok(())

@@ -63,6 +63,7 @@ pub use policy::{Limits, Policy, PolicyChange};
 pub use profile::SampleRing;
 pub use publish::Left;
 pub use reserve::Reservation;
+pub use sampling::Window;
 pub use serial::{Serial, Serials};
 pub use settings::{HostFacts, Options, Rate, Settings};
 pub use stats::Stats;

@@ -7,6 +7,10 @@
 //! and if no earlier interrupt was claimed for that overflow. On Intel's CPUs the mask bit of the
 //! interrupt controller's entry shows this, without a look at the counters.
 //!
+//! On AMD's CPUs an interrupt of the PMU may also come when no counter shows its overflow any more.
+//! Nothing distinguishes it from an interrupt for a reason that nobody knows. So the driver claims
+//! it only if such an interrupt is due, and on KVM only after everybody else was asked.
+//!
 //! An interrupt comes at any moment, also while the core executes. So its handler reads only
 //! atomics and the counters' values.
 
@@ -91,13 +95,28 @@ impl ExpectedInterrupts {
     ) -> bool {
         // The counters say no more than the entry: a counter that has overflowed may hold any value
         // by now.
-        if arch::masks_entry_of_pmu(caps) { is_masked } else { self.explains(caps, hardware) }
+        if arch::masks_entry_of_pmu(caps) { is_masked } else { self.has_overflowed(caps, hardware) }
     }
 
-    /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
-    /// Each overflow explains only one interrupt. If several overflows explain one interrupt,
-    /// another interrupt may be on its way.
+    /// Returns whether an interrupt that nobody can explain is one of the PMU's that was due, where
+    /// the CPU's interrupt controller can be asked. Only one interrupt was due.
+    ///
+    /// A guest decides how often its counters overflow together, and thus how often one is due. So
+    /// the caller has first asked everybody else who may know the interrupt's reason.
+    pub fn explains_unknown(&self, caps: &PmuCaps, now: u64) -> bool {
+        !arch::masks_entry_of_pmu(caps) && self.was_due(now)
+    }
+
+    /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold,
+    /// or because one was due.
     pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
+        self.has_overflowed(caps, hardware) || self.was_due(hardware.clock())
+    }
+
+    /// Returns whether counters have overflowed that explain an interrupt. Each overflow explains
+    /// only one interrupt. If several overflows explain one interrupt, another interrupt may be on
+    /// its way.
+    fn has_overflowed(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
         let sign = |mask: u64| mask & !(mask >> 1);
         let overflowed = slots_of(self.armed.load(Relaxed))
             .filter(|&slot| {
@@ -109,10 +128,14 @@ impl ExpectedInterrupts {
             if overflowed.count_ones() > 1 {
                 self.expect_another(hardware.clock());
             }
-            return true;
         }
+        overflowed != 0
+    }
+
+    /// Returns whether one more interrupt was to come, and expects none any more.
+    fn was_due(&self, now: u64) -> bool {
         let until = self.until_tsc.swap(0, Relaxed);
-        until != 0 && until.wrapping_sub(hardware.clock()) as i64 > 0
+        until != 0 && until.wrapping_sub(now) as i64 > 0
     }
 }
 
@@ -215,6 +238,38 @@ mod tests {
                     assert_eq!(explained, ours, "{vendor}: masked {is_masked}, holds {holds:#x}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn pairs_that_are_renewed_hide_only_what_nobody_knows_and_one_for_each_pair() {
+        const PAIRS: u32 = 100;
+        let ((expected, hardware), caps) = (armed(), caps());
+        let overflowed = || expected.explains_beside_entry(false, &caps, &hardware);
+        let unknown = || expected.explains_unknown(&caps, hardware.clock());
+        let mut hidden = 0;
+        for _ in 0..PAIRS {
+            hardware.counters.iter().for_each(|counter| counter.set(2));
+            assert!(overflowed(), "the first of the two");
+            // The second one never comes, and foreign ones do.
+            for _ in 0..3 {
+                assert!(!overflowed(), "everybody else is asked");
+            }
+            hidden += [(); 3].map(|()| u32::from(unknown())).iter().sum::<u32>();
+            hardware.counters.iter().for_each(|counter| counter.set(SIGN | 5));
+            expected.expect(0b11, true, hardware.clock());
+        }
+        assert_eq!(hidden, PAIRS);
+    }
+
+    #[test]
+    fn where_the_entry_masks_itself_none_is_due() {
+        let intel = PmuCaps { vendor: VENDOR_INTEL, ..caps() };
+        for (caps, due) in [(&intel, false), (&caps(), true)] {
+            let (expected, hardware) = armed();
+            expected.expect(0, true, 1_000);
+            let vendor = caps.vendor;
+            assert_eq!(expected.explains_unknown(caps, hardware.clock()), due, "{vendor}");
         }
     }
 

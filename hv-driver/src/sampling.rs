@@ -30,6 +30,14 @@ pub(crate) enum Surplus {
     Counted,
 }
 
+/// The window in which a vCPU's overflows are counted against the allowed rate. It outlives the
+/// vCPU's page, so that a guest that registers pages does not begin a new one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Window {
+    start_tsc: u64,
+    overflows: u64,
+}
+
 /// The sampling counters of a vCPU.
 #[derive(Debug)]
 pub(crate) struct Sampling {
@@ -38,18 +46,16 @@ pub(crate) struct Sampling {
     armed: u32,
     /// Whether the driver has seen an overflow of which the guest was not notified yet.
     notify: bool,
-    /// Start of the window in which overflows are counted against the allowed rate.
-    window_tsc: u64,
-    window_overflows: u64,
+    pub(crate) window: Window,
     /// What the counters held when the vCPU was switched out.
     held: [u64; MAX_SLOTS],
     /// Slots whose places the processor stores.
     precise: u32,
     /// Slots that have overflowed and whose place is not known yet.
     unplaced: u32,
-    /// Those of them whose record says where the next event was, which `places` has.
+    /// Slots in `unplaced` for which the processor has written a record; its place is in `places`.
     recorded: u32,
-    /// Those of them that had counted nothing since they overflowed.
+    /// Slots in `unplaced` that had counted nothing since their overflow.
     at_once: u32,
     /// Slots that have overflowed and whose place is known.
     placed: u32,
@@ -57,20 +63,22 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    pub(crate) const NONE: Self = Self {
-        slots: 0,
-        armed: 0,
-        notify: false,
-        window_tsc: 0,
-        window_overflows: 0,
-        held: [0; MAX_SLOTS],
-        precise: 0,
-        unplaced: 0,
-        recorded: 0,
-        at_once: 0,
-        placed: 0,
-        places: [HvPlace { slot: 0, mode: 0, ip: 0, sp: 0, flags: 0 }; MAX_SLOTS],
-    };
+    /// Makes the state of a vCPU that samples nothing, in the window of its page before.
+    pub(crate) const fn new(window: Window) -> Self {
+        Self {
+            slots: 0,
+            armed: 0,
+            notify: false,
+            window,
+            held: [0; MAX_SLOTS],
+            precise: 0,
+            unplaced: 0,
+            recorded: 0,
+            at_once: 0,
+            placed: 0,
+            places: [HvPlace { slot: 0, mode: 0, ip: 0, sp: 0, flags: 0 }; MAX_SLOTS],
+        }
+    }
 
     /// Returns one bit for each sampling slot.
     #[inline(always)]
@@ -103,11 +111,10 @@ impl Sampling {
     /// periods. Returns whether the overflows were put off.
     pub(crate) fn arm(&mut self, now: u64, rate: &Rate, config: &Config, shares: &Shares) -> bool {
         self.armed = self.slots;
-        if now.wrapping_sub(self.window_tsc) >= rate.window_tsc {
-            self.window_tsc = now;
-            self.window_overflows = 0;
+        if now.wrapping_sub(self.window.start_tsc) >= rate.window_tsc {
+            self.window = Window { start_tsc: now, overflows: 0 };
         }
-        let too_many = self.window_overflows >= rate.overflows_max;
+        let too_many = self.window.overflows >= rate.overflows_max;
         for slot in slots_of(self.armed) {
             let period = config.period(slot);
             let distance = if too_many { period.max(PUT_OFF_EVENTS) } else { period };
@@ -133,7 +140,7 @@ impl Sampling {
             self.at_once |= slot.bit();
         }
         self.notify = true;
-        self.window_overflows += 1;
+        self.window.overflows += 1;
         true
     }
 

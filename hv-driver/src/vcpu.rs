@@ -22,7 +22,7 @@ use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Owner, ThisCpu};
 use crate::publish::{self, Left, Publisher, State};
-use crate::sampling::{Sampling, Surplus};
+use crate::sampling::{Sampling, Surplus, Window};
 use crate::serial::DomainSerial;
 use crate::settings::Rate;
 use crate::shares::Shares;
@@ -59,6 +59,8 @@ pub struct Registration {
     pub guest: Guest,
     /// Whether the host allows the domain to count.
     pub allowed: bool,
+    /// What [`Vcpu::unregister`] has returned for the vCPU's page before, if it had one.
+    pub window: Window,
 }
 
 /// A vCPU with a registered page.
@@ -79,7 +81,7 @@ pub struct Vcpu {
     /// Slots that count an entry into user mode, and into kernel mode, as an event of the guest's.
     counts_entry_user: u32,
     counts_entry_kernel: u32,
-    /// Slots that count interrupts and exceptions, of which the hypervisor knows each.
+    /// Slots that count interrupts and exceptions as instructions. The driver subtracts each one.
     counts_interrupts: u32,
     /// Slots that count in only one of the two modes, and must be folded when the guest leaves it.
     gated: u32,
@@ -144,7 +146,7 @@ impl Vcpu {
             gated_reads: 0,
             plain: false,
             running: 0,
-            sampling: Sampling::NONE,
+            sampling: Sampling::new(who.window),
             overflows_max: u64::MAX,
             branches: Branches::NONE,
             shares,
@@ -160,16 +162,17 @@ impl Vcpu {
         self.replace(cpu, page, &left.config, GuestMode::Kernel);
     }
 
-    /// Unregisters the page of the calling vCPU.
+    /// Unregisters the page of the calling vCPU. Returns what its next registration needs.
     ///
     /// The page belongs to the guest again. Until the hypervisor has forgotten this vCPU's state,
     /// an interrupt or a revocation may still call the driver, but writes nothing to the page.
-    pub fn unregister<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
+    pub fn unregister<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) -> Window {
         self.stop(cpu, page);
         self.record(cpu, Filter::NONE);
         self.state.executing = false;
         self.state.direct = false;
         self.publisher.unregister(page);
+        self.sampling.window
     }
 
     /// Drops the state of the vCPU, which is switched in, for example because its guest is reset.

@@ -10,7 +10,8 @@ use hv_driver::arch::Filter;
 use hv_driver::guest::{Clock, Rings};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Driver, Guest, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings, ThisCpu, Vcpu,
+    Driver, Guest, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings, ThisCpu,
+    Vcpu, Window,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
@@ -237,7 +238,7 @@ impl Host {
 
     fn guest_of(&mut self, domain: u64, guest: Guest) -> Guests {
         let page = VcpuPage::default();
-        let who = Registration { id: 0, domain, guest, allowed: true };
+        let who = Registration { id: 0, domain, guest, allowed: true, window: Window::default() };
         let vcpu = Vcpu::register(&mut self.cpu(), &page, &who, None);
         let mut guest = Guests { page, vcpu };
         guest.load(self);
@@ -518,7 +519,7 @@ type End = fn(&mut Guests, &mut Host);
 #[test]
 fn nothing_is_recorded_for_who_may_not_count_or_has_no_page_or_does_not_execute() {
     let ends: [End; 6] = [
-        |guest, host| guest.vcpu.unregister(&mut host.cpu(), &guest.page),
+        |guest, host| _ = guest.vcpu.unregister(&mut host.cpu(), &guest.page),
         |guest, host| guest.vcpu.abandon(&mut host.cpu()),
         |guest, host| guest.vcpu.revoke(&mut host.cpu(), &guest.page),
         |guest, host| assert!(!guest.switch_from(host)),
@@ -648,7 +649,8 @@ fn guests_with_rings_of_their_own_record_user_mode_where_exits_do_not_stop_it() 
         for (rings, user, kernel) in [(Rings::Folded, true, true), (Rings::Hardware, is_amd, false)]
         {
             let guest = Guest { rings, observer: 0, clock: Clock::native() };
-            let who = Registration { id: 0, domain: 1, guest, allowed: true };
+            let who =
+                Registration { id: 0, domain: 1, guest, allowed: true, window: Window::default() };
             let vcpu = Vcpu::register(&mut host.cpu(), &VcpuPage::default(), &who, None);
             let can = |bits| vcpu.can_record(&host.driver, Filter::new(bits).unwrap());
             assert_eq!(can(BRANCHES_USER | BRANCHES_KINDS), user, "{rings:?}");

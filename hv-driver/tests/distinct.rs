@@ -9,7 +9,7 @@ use hv_driver::guest::Rings;
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
     Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Refusal, Registration, Settings,
-    ThisCpu, Vcpu,
+    ThisCpu, Vcpu, Window,
 };
 use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::config::MODE_SAMPLING;
@@ -178,7 +178,7 @@ impl Host {
 
     fn registers_page(&mut self, domain: u64, guest: Guest) -> Guested {
         let page = VcpuPage::default();
-        let who = Registration { id: 1, domain, guest, allowed: true };
+        let who = Registration { id: 1, domain, guest, allowed: true, window: Window::default() };
         let vcpu = Vcpu::register(&mut self.cpu(), &page, &who, None);
         Guested { vcpu, page }
     }
@@ -463,7 +463,13 @@ fn a_restored_vcpu_has_all_that_it_has_left() {
     let mut other = Host::new(&NEHALEM);
     other.registers.held.borrow_mut().insert(FIXED_CTR0 + 1, 12_345);
     let left = Left::of(&page, &other.driver.caps).unwrap();
-    let who = Registration { id: 1, domain: 9, guest: Guest::pv(), allowed: true };
+    let who = Registration {
+        id: 1,
+        domain: 9,
+        guest: Guest::pv(),
+        allowed: true,
+        window: Window::default(),
+    };
     let mut vcpu = Vcpu::register(&mut other.cpu(), &page, &who, Some(&left));
     vcpu.go_on(&mut other.cpu(), &page, &left);
     let [switches, migrations, overflows, throttled, generation] = published;
@@ -488,7 +494,13 @@ fn a_restored_vcpu_that_may_not_count_does_not() {
     let mut host = Host::new(&NEHALEM);
     let Guested { page, .. } = left_behind(&mut host);
     let left = Left::of(&page, &host.driver.caps).unwrap();
-    let who = Registration { id: 1, domain: 9, guest: Guest::pv(), allowed: false };
+    let who = Registration {
+        id: 1,
+        domain: 9,
+        guest: Guest::pv(),
+        allowed: false,
+        window: Window::default(),
+    };
     Vcpu::register(&mut host.cpu(), &page, &who, Some(&left));
     assert_eq!(page.flags.load(Relaxed) & VCPU_DIRECT, 0);
 }
@@ -555,7 +567,7 @@ fn the_host_knows_that_a_vcpu_interrupts_no_more() {
     let ends: [End; 4] = [
         ("stopped", |vcpu, host| vcpu.vcpu.stop(&mut host.cpu(), &vcpu.page)),
         ("forbidden", |vcpu, host| vcpu.vcpu.revoke(&mut host.cpu(), &vcpu.page)),
-        ("unregistered", |vcpu, host| vcpu.vcpu.unregister(&mut host.cpu(), &vcpu.page)),
+        ("unregistered", |vcpu, host| _ = vcpu.vcpu.unregister(&mut host.cpu(), &vcpu.page)),
         ("reset", |vcpu, host| vcpu.vcpu.abandon(&mut host.cpu())),
     ];
     for (how, end) in ends {

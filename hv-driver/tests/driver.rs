@@ -11,7 +11,7 @@ use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Permission, authorize, se
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
     Driver, Guest, Identity, Left, Limits, Pcpu, Pmu, Policy, Probe, Rate, Registration, Settings,
-    ThisCpu, Vcpu,
+    ThisCpu, Vcpu, Window,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
@@ -20,7 +20,7 @@ use shared_abi::hypercall::{
     FEATURE_USER_BRANCHES, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting,
     HvAccounts, HvBranches, HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery,
     HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
-    OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_LOAD, OP_PLACE,
+    OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE,
     OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW,
     OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
@@ -193,7 +193,7 @@ struct Machine {
 
 /// Returns vCPU 1 of a domain of 64-bit PV guests.
 fn pv_of(domain: u64) -> Registration {
-    Registration { id: 1, domain, guest: Guest::pv(), allowed: true }
+    Registration { id: 1, domain, guest: Guest::pv(), allowed: true, window: Window::default() }
 }
 
 impl Machine {
@@ -221,6 +221,13 @@ impl Machine {
     ) -> R {
         let Self { driver, pmu, pcpu, page, vcpu } = self;
         work(vcpu, &mut ThisCpu { driver, pcpu, pmu, number }, page)
+    }
+
+    /// Gives the page back and registers it anew.
+    fn register_again(&mut self) {
+        let window = self.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
+        let who = Registration { window, ..pv_of(1) };
+        self.vcpu = self.on(0, |_, cpu, page| Vcpu::register(cpu, page, &who, None));
     }
 
     fn load(&mut self, counters: &[CounterConfig]) {
@@ -1084,6 +1091,26 @@ mod overflows {
         assert_eq!(m.sample().1[0], 5_000);
     }
 
+    #[test]
+    fn overflows_are_put_off_whatever_page_the_vcpu_registers() {
+        let mut m = loaded(&[]);
+        for _ in 0..RATE.overflows_max {
+            m.load(&[sampling(0, BOTH, 1_000)]);
+            m.pmu.retire(1_000);
+            assert!(m.interrupt());
+            m.register_again();
+        }
+        m.load(&[sampling(0, BOTH, 1_000)]);
+        assert_eq!(m.page.throttled.load(Relaxed), 1);
+        m.pmu.retire(1_000);
+        assert!(!m.interrupt(), "put off");
+        *m.pmu.tsc.borrow_mut() += RATE.window_tsc;
+        m.register_again();
+        m.load(&[sampling(0, BOTH, 1_000)]);
+        m.pmu.retire(1_000);
+        assert!(m.interrupt(), "a new window");
+    }
+
     /// Some family 6 CPUs interrupt without end if an overflow is acknowledged while the counter
     /// holds exactly 0.
     #[test]
@@ -1544,6 +1571,11 @@ mod requests {
         control: bool,
         guest: Option<Guest>,
         counters: Result<(), Errno>,
+        /// Whether the caller needs counters, and how often it has begun to.
+        needs: bool,
+        begun: u32,
+        /// Whether a frame can be registered.
+        frame: Result<(), Errno>,
         /// The number of the host's domains.
         others: u32,
         done: Vec<String>,
@@ -1559,6 +1591,9 @@ mod requests {
                 control: true,
                 guest: Some(Guest::pv()),
                 counters: Ok(()),
+                needs: false,
+                begun: 0,
+                frame: Ok(()),
                 others: 2,
                 done: Vec::new(),
             }
@@ -1601,9 +1636,19 @@ mod requests {
             self.registered.then(|| self.machine.on(0, work))
         }
         fn take_counters(&mut self) -> Result<(), Errno> {
-            self.counters
+            self.counters?;
+            self.begun += u32::from(!self.needs);
+            self.needs = true;
+            Ok(())
+        }
+        fn put_counters(&mut self) {
+            self.needs = false;
         }
         fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
+            if goes_on {
+                self.take_counters()?;
+            }
+            self.frame?;
             self.registered = true;
             let how = if goes_on { "go on with" } else { "register" };
             self.done.push(format!("{how} {gfn:#x} for {}", guest.observer));
@@ -1759,6 +1804,44 @@ mod requests {
     }
 
     #[test]
+    fn users_who_take_turns_keep_the_counters() {
+        let mut domain = Domain::new();
+        for _ in 0..1_000 {
+            for slot in [2, 3] {
+                let bytes = &mut show_bytes(&[counter(slot, USER)]);
+                assert_eq!(domain.call(OP_SHOW, bytes), Ok(false));
+                assert!(domain.needs);
+            }
+        }
+        assert_eq!(domain.begun, 1, "at the first turn");
+        assert_eq!(domain.call(OP_SHOW, &mut show_bytes(&[])), Ok(false));
+        assert!(!domain.needs, "a page alone needs no counter");
+        assert_eq!(domain.call(OP_LOAD, &mut load_bytes(&[counter(2, USER)])), Ok(false));
+        assert!(domain.needs);
+        assert_eq!(domain.call(OP_UNREGISTER, &mut []), Ok(false));
+        assert!(!domain.needs);
+    }
+
+    #[test]
+    fn a_frame_that_is_refused_needs_no_counters() {
+        let loaded = || {
+            let mut domain = Domain::new();
+            assert_eq!(domain.call(OP_LOAD, &mut load_bytes(&[counter(2, USER)])), Ok(false));
+            domain.frame = Err(Errno::INVAL);
+            domain
+        };
+        let register = HvRegister { gfn: 0x1234, observer: 7, reserved: 0 };
+        let shown = show_bytes(&[counter(2, USER)]);
+        let bare = Domain { registered: false, frame: Err(Errno::INVAL), ..Domain::new() };
+        for (mut domain, op, bytes) in
+            [(bare, OP_GO_ON, register.as_bytes()), (loaded(), OP_SHOW, &shown)]
+        {
+            assert_eq!(domain.call(op, &mut bytes.to_vec()), Err(Errno::INVAL));
+            assert!(!domain.registered && !domain.needs && domain.begun == 1, "{op}");
+        }
+    }
+
+    #[test]
     fn a_page_that_cannot_be_shown_leaves_none_registered() {
         let bytes = show_bytes(&[counter(3, USER)]);
         let [old, new] = ["unregister", "register 0x1234 for 7"];
@@ -1772,7 +1855,7 @@ mod requests {
             (limited, Errno::STALE, &[old, new, old]),
         ] {
             assert_eq!(domain.call(OP_SHOW, &mut bytes.clone()), Err(errno));
-            assert!(!domain.registered);
+            assert!(!domain.registered && !domain.needs);
             assert_eq!(domain.done, done);
         }
         // A request that is not understood does nothing.

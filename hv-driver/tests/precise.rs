@@ -11,7 +11,7 @@ use hv_driver::guest::Rings;
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
     Driver, Guest, Identity, Pcpu, Pmu, Probe, Rate, RecordArea, Refusal, Registration, Settings,
-    ThisCpu, Vcpu,
+    ThisCpu, Vcpu, Window,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_PRECISE;
@@ -210,7 +210,13 @@ impl Host {
     /// Has vCPU 0 of this domain register its page, and load the first counter.
     fn guest(&mut self, domain: u64, modes: u64) -> Guests {
         let page = VcpuPage::default();
-        let who = Registration { id: 0, domain, guest: Guest::pv(), allowed: true };
+        let who = Registration {
+            id: 0,
+            domain,
+            guest: Guest::pv(),
+            allowed: true,
+            window: Window::default(),
+        };
         let vcpu = Vcpu::register(&mut self.cpu(), &page, &who, None);
         let mut guest = Guests { page, vcpu };
         guest.load(self, modes);
@@ -425,7 +431,8 @@ fn the_driver_says_who_can_have_places_of_what() {
     }
     let page = VcpuPage::default();
     let pvh = Guest { rings: Rings::Hardware, ..Guest::pv() };
-    let who = Registration { id: 0, domain: 3, guest: pvh, allowed: true };
+    let who =
+        Registration { id: 0, domain: 3, guest: pvh, allowed: true, window: Window::default() };
     let vcpu = Vcpu::register(&mut host.cpu(), &page, &who, None);
     assert!(!vcpu.can_place(&host.driver, &wanted), "its page tables say where");
     assert!(vcpu.can_place(&host.driver, &Config::NONE));

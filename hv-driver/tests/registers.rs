@@ -8,7 +8,7 @@ use hv_driver::guest::Guest;
 use hv_driver::pcpu::ThisCpu;
 use hv_driver::settings::Settings;
 use hv_driver::vcpu::{GuestMode, Registration};
-use hv_driver::{Driver, Identity, Pcpu, Pmu, Probe, Rate, Vcpu};
+use hv_driver::{Driver, Identity, Pcpu, Pmu, Probe, Rate, Vcpu, Window};
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::read::Counters;
@@ -90,7 +90,13 @@ impl Machine {
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());
         let cpu = &mut ThisCpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
         cpu.come_up(&cpuid).unwrap();
-        let registration = Registration { id: 3, domain: 1, guest: Guest::pv(), allowed: true };
+        let registration = Registration {
+            id: 3,
+            domain: 1,
+            guest: Guest::pv(),
+            allowed: true,
+            window: Window::default(),
+        };
         let vcpu = Vcpu::register(cpu, &page, &registration, None);
         Self { driver, registers, pcpu, page, vcpu }
     }

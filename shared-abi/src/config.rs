@@ -209,8 +209,8 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
-    /// Returns whether both count the same by the same counters, of which the same ones interrupt.
-    /// The distances to their next overflows may differ.
+    /// Returns whether both use the same counters for the same events, and the same counters
+    /// interrupt. The distances to their next overflows may differ.
     pub fn differs_only_in_distances(&self, other: &Config) -> bool {
         (self.slots, self.sampling, self.precise) == (other.slots, other.sampling, other.precise)
             && self.includes(other)

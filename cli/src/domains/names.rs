@@ -2,8 +2,8 @@
 //! Finds the names that the host's tools have given virtual machines.
 //!
 //! A process can call itself what it likes: anybody can start one with the arguments of a machine,
-//! and change them later. So a name is *verified* only if nobody but root can have given it, and
-//! nothing that depends on a name uses another one.
+//! and change them later. So a name is *verified* only if nobody but the host's root can have given
+//! it, and nothing that depends on a name uses another one.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,7 +20,7 @@ const INCOMING: &str = "--incoming";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     pub text: String,
-    /// Whether only root can have given it.
+    /// Whether only the host's root can have given it.
     pub verified: bool,
 }
 
@@ -49,14 +49,20 @@ pub fn names_of_xl() -> Names {
 ///
 /// systemd names the control group that it makes for a machine of libvirt's, and nobody but root
 /// moves a process there or out of it. That name is the machine's. For any other process, its
-/// arguments state the machine's name. That name is verified if the process is root's.
+/// arguments state the machine's name. That name is verified if the process is root's and is in no
+/// container: it has the process numbers and the users of this program.
 pub fn name_of_process(proc: &Path, id: u32) -> Option<Name> {
-    let read = |file: &str| fs::read(proc.join(id.to_string()).join(file));
-    let text = |file| read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).ok();
+    let of = |process: &str, file: &str| {
+        let bytes = fs::read(proc.join(process).join(file)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = |file| of(&id.to_string(), file);
     if let Some(text) = text("cgroup").and_then(|groups| groups.lines().find_map(name_of_group)) {
         return Some(Name { text, verified: true });
     }
-    let verified = text("status").is_some_and(|status| is_roots(&status));
+    let users = text("uid_map").filter(|users| !users.is_empty());
+    let verified = text("status").is_some_and(|status| is_roots(&status) && is_here(&status))
+        && users.is_some_and(|users| of("self", "uid_map") == Some(users));
     let text = name_of_arguments(text("cmdline")?.split('\0'))?;
     Some(Name { text, verified })
 }
@@ -98,6 +104,15 @@ fn is_roots(status: &str) -> bool {
     users.is_some_and(|users| users.split_whitespace().eq(["0"; 4]))
 }
 
+/// Returns whether `/proc/PID/status` says that the process is in the namespace of process numbers
+/// of this `/proc`: it has one number, and not also another one in a namespace below. A program
+/// without root's capabilities, as the service that allows machines, may read this file of every
+/// process, but not `/proc/PID/ns`.
+fn is_here(status: &str) -> bool {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
+}
+
 /// Parses the name that QEMU's arguments give its machine, in `-name NAME,...` or `-name
 /// guest=NAME,...`.
 fn name_of_arguments<'a>(words: impl Iterator<Item = &'a str>) -> Option<String> {
@@ -114,7 +129,9 @@ mod tests {
 
     use super::*;
 
-    const ROOT: &str = "Name:\tqemu\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n";
+    const ROOT: &str = "Name:\tqemu\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nNSpid:\t7\n";
+    /// All users, as the first namespace maps them.
+    const ALL: &str = "         0          0 4294967295\n";
     const USER: &str = "Name:\tqemu\nUid:\t1000\t1000\t1000\t1000\n";
     const SESSION: &str = "0::/user.slice/user-1000.slice/session-3.scope\n";
 
@@ -124,15 +141,23 @@ mod tests {
     impl Proc {
         fn new(test: &str) -> Self {
             let name = format!("perfctr-names-{test}-{}", std::process::id());
-            Self(std::env::temp_dir().join(name))
+            let proc = Self(std::env::temp_dir().join(name));
+            proc.write("self", "uid_map", ALL);
+            proc
+        }
+
+        fn write(&self, process: &str, file: &str, text: &str) {
+            let directory = self.0.join(process);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join(file), text).unwrap();
         }
 
         fn add(&self, id: u32, arguments: &str, status: &str, cgroup: &str) {
-            let directory = self.0.join(id.to_string());
-            fs::create_dir_all(&directory).unwrap();
-            fs::write(directory.join("cmdline"), arguments.replace(' ', "\0")).unwrap();
-            fs::write(directory.join("status"), status).unwrap();
-            fs::write(directory.join("cgroup"), cgroup).unwrap();
+            let process = id.to_string();
+            self.write(&process, "cmdline", &arguments.replace(' ', "\0"));
+            self.write(&process, "status", status);
+            self.write(&process, "cgroup", cgroup);
+            self.write(&process, "uid_map", ALL);
         }
 
         fn name(&self, id: u32) -> Option<(String, bool)> {
@@ -168,11 +193,49 @@ mod tests {
             ["0\t1000\t0\t0", "1000\t0\t0\t0", "0\t0\t1000\t0", "0\t0\t0\t1000"].iter().enumerate()
         {
             let id = 20 + id as u32;
-            proc.add(id, arguments, &format!("Uid:\t{users}\n"), SESSION);
+            proc.add(id, arguments, &format!("Uid:\t{users}\nNSpid:\t{id}\n"), SESSION);
             assert_eq!(proc.name(id), named("web", false), "{users}");
         }
         proc.add(30, arguments, "", "");
         assert_eq!(proc.name(30), named("web", false));
+    }
+
+    #[test]
+    fn arguments_name_a_machine_for_root_outside_of_containers_only() {
+        let proc = Proc::new("contained");
+        let (arguments, group) = ("qemu-system-x86_64 -name web", "0::/docker/1\n");
+        let users = "Uid:\t0\t0\t0\t0\n";
+        for (id, numbers, map, verified) in [
+            (7, "NSpid:\t7\n", ALL, true),
+            (8, "NSpid:\t8\t1\n", ALL, false),
+            (9, "NSpid:\t9\t2\t1\n", ALL, false),
+            (10, "NSpid:\t10\n", "         0          0          1\n", false),
+            // A kernel that does not say it, or a process that ends meanwhile.
+            (11, "", ALL, false),
+            (12, "NSpid:\n", ALL, false),
+            (13, "NSpid:\t13\n", "", false),
+        ] {
+            proc.add(id, arguments, &format!("{users}{numbers}"), group);
+            proc.write(&id.to_string(), "uid_map", map);
+            assert_eq!(proc.name(id), named("web", verified), "{id}");
+        }
+        proc.write("self", "uid_map", "");
+        assert_eq!(proc.name(13), named("web", false), "nobody knows it of either");
+    }
+
+    #[test]
+    fn linux_says_which_processes_are_in_containers() {
+        let printed = |program: &str, arguments: &[&str]| {
+            let output = Command::new(program).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let files = ["cat", "/proc/self/status", "/proc/self/uid_map"];
+        let here = printed(files[0], &files[1..]);
+        let there = printed("unshare", &[&["-U", "-r", "-p", "-f"], &files[..]].concat());
+        assert!(is_here(&here), "{here}");
+        assert!(!is_here(&there), "{there}");
+        assert_ne!(here.lines().last(), there.lines().last());
     }
 
     #[test]

@@ -12,41 +12,51 @@ use super::names::Name;
 /// The machines that a file's text lets count.
 #[derive(Default)]
 pub struct Policy {
-    /// The machines that the text named at the last call and that existed then, with their limits.
-    /// All of them have been allowed.
+    /// The names in the last text that was right, with their limits.
+    listed: HashMap<String, Limits>,
+    /// The machines that were named at the last call and that existed then, with their limits. All
+    /// of them have been allowed.
     known: HashMap<u32, Limits>,
 }
 
 impl Policy {
-    /// Returns the machines that have to be allowed now, with their limits: `text` names them, one
-    /// in each line, and did not do so with these limits at the last call, or they did not exist
-    /// then. `names` are the names of all machines that exist.
-    ///
-    /// Only a verified name lets a machine count.
+    /// Replaces the names and limits by those of a text, which has one name in each line.
     ///
     /// # Errors
     ///
-    /// If a limit is wrong, the error names the line and says what is wrong. No further machine is
-    /// then allowed.
-    pub fn newcomers(
-        &mut self,
-        text: &str,
-        names: &HashMap<u32, Name>,
-    ) -> Result<Vec<(u32, Limits)>> {
+    /// If a limit is wrong, the error names the line and says what is wrong. All names and limits
+    /// then stay as they were.
+    pub fn read(&mut self, text: &str) -> Result<()> {
         let mut listed = HashMap::new();
         for (number, line) in (1..).zip(text.lines().map(str::trim)) {
             if !line.is_empty() && !line.starts_with('#') {
                 let (name, limits) = parse(line).with_context(|| format!("line {number}"))?;
-                listed.insert(name, limits);
+                listed.insert(name.to_owned(), limits);
             }
         }
-        let limits = |name: &Name| listed.get(name.text.as_str()).filter(|_| name.verified);
+        self.listed = listed;
+        Ok(())
+    }
+
+    /// Returns the machines that have to be allowed now, with their limits: the text names them,
+    /// and did not do so with these limits at the last call, or they did not exist then. `names`
+    /// are the names of all machines that exist.
+    ///
+    /// Only a verified name lets a machine count.
+    pub fn newcomers(&mut self, names: &HashMap<u32, Name>) -> Vec<(u32, Limits)> {
+        let limits = |name: &Name| self.listed.get(&name.text).filter(|_| name.verified);
         let named = names.iter().filter_map(|(id, name)| Some((*id, *limits(name)?)));
         let there: HashMap<u32, Limits> = named.collect();
         let is_new = |(id, limits): &(u32, Limits)| self.known.get(id) != Some(limits);
         let new = there.iter().map(|(id, limits)| (*id, *limits)).filter(is_new).collect();
         self.known = there;
-        Ok(new)
+        new
+    }
+
+    /// Notes that a machine could not be allowed, so that [`newcomers`](Self::newcomers) returns it
+    /// again.
+    pub fn refused(&mut self, id: u32) {
+        self.known.remove(&id);
     }
 }
 
@@ -108,12 +118,14 @@ mod tests {
         all.iter().map(|&(id, text)| (id, name(text))).collect()
     }
 
-    fn without_limits(new: Result<Vec<(u32, Limits)>>) -> Vec<u32> {
+    /// Returns the machines that have to be allowed by this text, all of them without limits.
+    fn without_limits(policy: &mut Policy, text: &str, machines: &HashMap<u32, Name>) -> Vec<u32> {
+        policy.read(text).unwrap();
         let id = |(id, limits)| {
             assert_eq!(limits, Limits::default());
             id
         };
-        new.unwrap().into_iter().map(id).collect()
+        policy.newcomers(machines).into_iter().map(id).collect()
     }
 
     #[test]
@@ -139,7 +151,7 @@ mod tests {
         let mut newcomers = |text: &str| {
             let mut names = called(&[(7, text)]);
             names.values_mut().for_each(Name::arrive);
-            without_limits(policy.newcomers("web\nweb--outgoing\n", &names))
+            without_limits(&mut policy, "web\nweb--outgoing\n", &names)
         };
         assert_eq!(newcomers("web--incoming"), [7]);
         assert!(newcomers("web").is_empty(), "it is there, and is the same");
@@ -151,7 +163,8 @@ mod tests {
         let mut policy = Policy::default();
         let machines = called(&[(7, "my shop"), (8, "web")]);
         let mut limits = |text: &str| {
-            let mut new = policy.newcomers(text, &machines).unwrap();
+            policy.read(text).unwrap();
+            let mut new = policy.newcomers(&machines);
             new.sort_unstable_by_key(|(id, _)| *id);
             new.iter().map(|(id, l)| (*id, l.counters, l.overflows_per_ms)).collect::<Vec<_>>()
         };
@@ -167,8 +180,8 @@ mod tests {
         let error = |line: &str| {
             let text = format!("mail\n{line}\n");
             let mut policy = Policy::default();
-            let error = policy.newcomers(&text, &called(&[(7, "mail")])).unwrap_err();
-            assert!(policy.known.is_empty());
+            let error = policy.read(&text).unwrap_err();
+            assert_eq!(policy.newcomers(&called(&[(7, "mail")])), []);
             format!("{error:#}")
         };
         for (line, expected) in [
@@ -186,7 +199,7 @@ mod tests {
         let mut policy = Policy::default();
         let mut newcomers = |all: &[(u32, &str)]| {
             let text = "# Of the shop.\n web\n\nmail \n#news\n";
-            let mut new = without_limits(policy.newcomers(text, &called(all)));
+            let mut new = without_limits(&mut policy, text, &called(all));
             new.sort_unstable();
             new
         };
@@ -201,21 +214,26 @@ mod tests {
     fn a_policy_follows_its_file() {
         let mut policy = Policy::default();
         let machines = called(&[(7, "web"), (8, "mail")]);
-        assert_eq!(without_limits(policy.newcomers("web\n", &machines)), [7]);
-        assert_eq!(
-            without_limits(policy.newcomers("web\nmail\n", &machines)),
-            [8],
-            "a name was added"
-        );
-        assert!(
-            without_limits(policy.newcomers("mail\n", &machines)).is_empty(),
-            "a name was removed"
-        );
-        assert_eq!(
-            without_limits(policy.newcomers("mail\nweb\n", &machines)),
-            [7],
-            "it is there again"
-        );
+        let mut newcomers = |text: &str| without_limits(&mut policy, text, &machines);
+        assert_eq!(newcomers("web\n"), [7]);
+        assert_eq!(newcomers("web\nmail\n"), [8], "a name was added");
+        assert!(newcomers("mail\n").is_empty(), "a name was removed");
+        assert_eq!(newcomers("mail\nweb\n"), [7], "it is there again");
+    }
+
+    #[test]
+    fn a_machine_that_was_refused_is_returned_again() {
+        let mut policy = Policy::default();
+        let machines = called(&[(7, "web"), (8, "mail")]);
+        let mut newcomers = |refused: u32| {
+            let mut new = without_limits(&mut policy, "web\nmail\n", &machines);
+            policy.refused(refused);
+            new.sort_unstable();
+            new
+        };
+        assert_eq!(newcomers(8), [7, 8]);
+        assert_eq!(newcomers(9), [8]);
+        assert!(newcomers(9).is_empty());
     }
 
     #[test]
@@ -223,11 +241,8 @@ mod tests {
         let mut policy = Policy::default();
         let mut machines = called(&[(7, "web")]);
         machines.get_mut(&7).unwrap().verified = false;
-        assert!(without_limits(policy.newcomers("web\n", &machines)).is_empty());
-        assert_eq!(
-            without_limits(policy.newcomers("web\n", &called(&[(7, "web")]))),
-            [7],
-            "it is root's now"
-        );
+        assert!(without_limits(&mut policy, "web\n", &machines).is_empty());
+        let machines = called(&[(7, "web")]);
+        assert_eq!(without_limits(&mut policy, "web\n", &machines), [7], "it is root's now");
     }
 }

@@ -26,7 +26,7 @@ use crate::elf::Facts;
 use crate::host::{DomainFile, Kernel, kernel_of, user_mode_of};
 use crate::perf_data::turns::{Answer, Answers, Executed, Question, answer};
 use crate::perf_data::{Opened, names_section};
-use crate::profile::{Frame, Host, Layer, Module, Profile, Samples, Stack, Task, Thread};
+use crate::profile::{Frame, Host, Layer, Module, Profile, Samples, Spot, Stack, Task, Thread};
 use crate::text::counted;
 
 /// The kind of guest whose time-stamp counter is the host's.
@@ -254,11 +254,12 @@ impl<'a> Joined<'a> {
     fn keep(&mut self, stack: &Stack) {
         let thread = self.thread(stack.thread, None);
         let frames: Vec<Frame> = self.frames(stack);
+        let spot = Spot { cpu: stack.cpu, ..Spot::new(thread, &frames) };
         if stack.times.is_empty() {
-            self.samples.add_on(stack.cpu, thread, &frames, stack.samples, None);
+            self.samples.add(spot, stack.samples, None);
         }
         for &time in &stack.times {
-            self.samples.add_on(stack.cpu, thread, &frames, 1, Some(time));
+            self.samples.add(spot, 1, Some(time));
         }
     }
 
@@ -309,7 +310,8 @@ impl<'a> Joined<'a> {
             }
         }
         let thread = self.thread(stack.thread, task);
-        self.samples.add_on(stack.cpu, thread, &frames, 1, Some(stack.times[n]));
+        let spot = Spot { cpu: stack.cpu, ..Spot::new(thread, &frames) };
+        self.samples.add(spot, 1, Some(stack.times[n]));
     }
 
     /// Returns the index of the module of one of the guest's files.

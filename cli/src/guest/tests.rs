@@ -12,7 +12,7 @@ use super::*;
 use crate::elf::Segment;
 use crate::perf_data::Mapped;
 use crate::perf_data::stream::Stream;
-use crate::profile::ClockOf;
+use crate::profile::{ClockOf, Spot};
 
 /// The domain that is active, and one that is not.
 const ACTIVE: u32 = 3;
@@ -141,7 +141,7 @@ fn host(samples: &[(HostPlace, u64)]) -> Profile {
         });
         let frame = Frame { module: Some(module as u32), address };
         let thread = collected.thread(&mut profile, domain, vcpu, || format!("d{domain}"));
-        collected.add_on(Some(0), thread, &[frame], 1, Some(time));
+        collected.add(Spot { cpu: Some(0), ..Spot::new(thread, &[frame]) }, 1, Some(time));
     }
     collected.fill(&mut profile);
     profile.count_by_samples();

@@ -15,6 +15,9 @@ use super::{
 const EVENTS_MAX: u64 = 256;
 /// The most bytes of a `perf_event_attr`, which may be longer for later kernels.
 const ATTRIBUTE_BYTES_MAX: u64 = 4096;
+/// The length of the fields of a `perf_event_attr` between its flags and the kinds of branches,
+/// which say when its reader is woken and where a breakpoint is. Unit: bytes.
+const WAKEUP_BYTES: u64 = 24;
 
 /// A file whose header, events and sections have been read, and whose records have not.
 pub struct Opened<'a, F> {
@@ -172,6 +175,8 @@ pub struct Event {
     pub sample_type: u64,
     pub read_format: u64,
     pub flags: u64,
+    /// The kinds of the branches in samples, `PERF_SAMPLE_BRANCH_*`.
+    pub branch_kinds: u64,
     /// The numbers by which records name it.
     pub ids: Vec<u64>,
 }
@@ -179,6 +184,13 @@ pub struct Event {
 impl Event {
     pub fn has(&self, field: u32) -> bool {
         self.sample_type & u64::from(field) != 0
+    }
+
+    /// Returns whether the branches of samples are those that were taken last. A processor can also
+    /// keep only the calls that have not returned yet.
+    pub fn has_branches(&self) -> bool {
+        let calls_only = self.branch_kinds & u64::from(perf::PERF_SAMPLE_BRANCH_CALL_STACK) != 0;
+        self.has(perf::PERF_SAMPLE_BRANCH_STACK) && !calls_only
     }
 
     /// Returns one of the fields at the end of a record that is no sample, if it is there.
@@ -216,17 +228,28 @@ fn events<F: Read + Seek>(
     ensure!((1..=EVENTS_MAX).contains(&count), "{count} events found, 1 to {EVENTS_MAX} expected");
     let (mut events, mut known) = (Vec::new(), 0);
     for attribute in file.read(attributes)?.chunks_exact(each as usize) {
+        let (attribute, ids) = attribute.split_at((each - SECTION_BYTES) as usize);
         let mut input = Input(attribute);
         let (kind, _, config) = (input.u32()?, input.u32()?, input.u64()?);
         let (period, sample_type) = (input.u64()?, input.u64()?);
         let (read_format, flags) = (input.u64()?, input.u64()?);
-        let mut ids = Input(&attribute[(each - SECTION_BYTES) as usize..]);
-        let ids = ids.section(file.bytes).context("identifiers of an event")?;
+        // Attributes of old versions end before the kinds of branches.
+        let branch_kinds = input.take(WAKEUP_BYTES).and_then(|_| input.u64()).unwrap_or(0);
+        let ids = Input(ids).section(file.bytes).context("identifiers of an event")?;
         known += ids.bytes;
         ensure!(known <= file.bytes, "identifiers of {known} bytes found in {}", file.bytes);
         let ids = file.read(&ids)?;
         let ids = ids.chunks_exact(8).map(|id| Input(id).u64()).collect::<Result<_>>()?;
-        events.push(Event { kind, config, period, sample_type, read_format, flags, ids });
+        events.push(Event {
+            kind,
+            config,
+            period,
+            sample_type,
+            read_format,
+            flags,
+            branch_kinds,
+            ids,
+        });
     }
     for event in &events {
         ensure!(

@@ -58,6 +58,8 @@ mod feature {
     pub const NRCPUS: u32 = 7;
     pub const CMDLINE: u32 = 11;
     pub const EVENT_DESC: u32 = 12;
+    /// Says that samples have branches. The section is empty.
+    pub const BRANCH_STACK: u32 = 15;
     pub const AUXTRACE: u32 = 18;
     pub const STAT: u32 = 19;
     pub const SAMPLE_TIME: u32 = 21;
@@ -77,6 +79,8 @@ mod user_record {
 
 /// The length of the fields of a `PERF_RECORD_MMAP2` before its path. Unit: bytes.
 const MAP_BYTES: usize = 64;
+/// The length of a branch in a sample: both addresses, and what Linux says of it. Unit: bytes.
+const BRANCH_BYTES: u64 = 24;
 /// The length of a build-id in a file, and the flag by which a record says how much of it is used.
 const BUILD_ID_BYTES: usize = 20;
 const BUILD_ID_SIZED: u32 = 1 << 15;

@@ -17,9 +17,13 @@ use super::input::{
     AUX, COMPRESSED, Event, Features, Input, Opened, Ordered, Record, before_zero, in_order,
 };
 use super::tasks::Tasks;
-use super::{BUILD_ID_BYTES, BUILD_ID_SIZED, RECORD_BYTES, feature, flag, perf, user_record};
+use super::{
+    BRANCH_BYTES, BUILD_ID_BYTES, BUILD_ID_SIZED, RECORD_BYTES, feature, flag, perf, user_record,
+};
 use crate::elf::{Facts, to_hex};
-use crate::profile::{DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples};
+use crate::profile::{
+    Branch, DEPTH_MAX, Frame, Layer, Machine, Module, Profile, Samples, Spot, is_kernels,
+};
 
 /// The names of code whose file is not known.
 const KERNEL: &str = "[kernel]";
@@ -101,6 +105,7 @@ impl Reader {
             let mut profile =
                 Profile::new(command.clone(), "perf".to_owned(), name, event.period.max(1));
             profile.call_graph = event.has(perf::PERF_SAMPLE_CALLCHAIN);
+            profile.branches = event.has_branches().then(Vec::new);
             profile.frequency = (event.flags & flag::FREQ != 0).then_some(event.period);
             profile
         };
@@ -185,10 +190,25 @@ impl Reader {
                 is_caller = true;
             }
         }
+        let mut branches = Vec::new();
+        for words in sample.branches.chunks_exact(BRANCH_BYTES as usize) {
+            let mut words = Input(words);
+            let (from, to, flags) = (words.u64()?, words.u64()?, words.u64()?);
+            let mut end = |at| {
+                // Records do not say in which mode a branch was.
+                let mode = match is_kernels(at) {
+                    true => perf::PERF_RECORD_MISC_KERNEL,
+                    false => perf::PERF_RECORD_MISC_USER,
+                };
+                sampled.frame(&self.tasks, sample.pid, mode, at)
+            };
+            branches.push(Branch { from: end(from), to: end(to), flags });
+        }
         let thread = sampled.thread(sample.pid, sample.tid, self.tasks.name(sample.tid));
         let start = *self.start.get_or_insert(sample.time.unwrap_or(0));
         let time = sample.time.map(|time| time.saturating_sub(start));
-        sampled.samples.add_one(thread, &frames, period, time);
+        let spot = Spot { branches: &branches, ..Spot::new(thread, &frames) };
+        sampled.samples.add_one(spot, period, time);
         Ok(())
     }
 
@@ -263,6 +283,8 @@ struct Sample<'a> {
     period: Option<u64>,
     /// Words of 8 bytes.
     chain: &'a [u8],
+    /// Branches of [`BRANCH_BYTES`].
+    branches: &'a [u8],
 }
 
 impl<'a> Sample<'a> {
@@ -286,7 +308,20 @@ impl<'a> Sample<'a> {
         let length = field(perf::PERF_SAMPLE_CALLCHAIN, &mut input)?.unwrap_or(0);
         let length = length.checked_mul(8).with_context(|| format!("{length} callers found"))?;
         let chain = input.take(length)?;
-        Ok(Self { id: identifier.or(id).unwrap_or(0), address, pid, tid, time, period, chain })
+        if event.has(perf::PERF_SAMPLE_RAW) {
+            let length = input.u32()?;
+            input.take(length.into())?;
+        }
+        let count = event.has(perf::PERF_SAMPLE_BRANCH_STACK).then(|| input.u64()).transpose()?;
+        if event.branch_kinds & u64::from(perf::PERF_SAMPLE_BRANCH_HW_INDEX) != 0 {
+            input.u64()?;
+        }
+        let count = count.unwrap_or(0);
+        let length = count.checked_mul(BRANCH_BYTES);
+        let branches = input.take(length.with_context(|| format!("{count} branches found"))?)?;
+        let branches = if event.has_branches() { branches } else { &[] };
+        let id = identifier.or(id).unwrap_or(0);
+        Ok(Self { id, address, pid, tid, time, period, chain, branches })
     }
 }
 

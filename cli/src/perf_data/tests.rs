@@ -12,7 +12,7 @@ use anyhow::Result;
 use super::tasks::{Map, replace};
 use super::*;
 use crate::elf::{Facts, Segment};
-use crate::profile::{Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol, Thread};
+use crate::profile::{Branch, Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol, Thread};
 
 /// The file that Debian's `perf record -e cpu-clock:u -c 1000003 -g` has written about a program
 /// whose `main` calls `g`, which calls `f`.
@@ -47,7 +47,7 @@ fn profile() -> Profile {
     ] {
         let samples = times.len() as u64;
         profile.threads[thread as usize].count += samples * profile.period;
-        profile.stacks.push(Stack { thread, cpu: None, samples, frames, times });
+        profile.stacks.push(Stack { thread, samples, frames, times, ..Stack::default() });
     }
     profile
 }
@@ -121,6 +121,88 @@ fn written_is_read(written: &Profile) {
     assert_eq!((read.missed(), read.samples()), (0, 6));
     let id = |profile: &Profile| profile.modules[0].build_id.clone();
     assert_eq!(read.modules.iter().find(|m| m.path == "/nowhere/a").unwrap().build_id, id(written));
+}
+
+/// Returns the profile above with branches in a stack: one is in a file of the process, one leads
+/// to the kernel, and one comes from memory without a file.
+fn with_branches() -> Profile {
+    let mut profile = profile();
+    let mut kernel = Module::new("[kernel]".as_ref(), Facts::default());
+    kernel.layer = Some(Layer::Kernel);
+    profile.modules.push(kernel);
+    profile.frames.push(Frame { module: Some(2), address: u64::MAX - 15 });
+    let branch = |from, to, flags| Branch { from, to, flags };
+    let flags = [2, 1 | 7 << 4, 0];
+    profile.branches =
+        Some(vec![branch(0, 1, flags[0]), branch(1, 4, flags[1]), branch(3, 0, flags[2])]);
+    profile.stacks[0].branches = vec![2, 0, 1, 0];
+    profile.check().unwrap();
+    profile
+}
+
+#[test]
+fn branches_are_written_and_read_with_both_ends_and_flags() {
+    for (event, modes) in [("instructions:u", 1), ("instructions:k", 2), ("instructions", 3)] {
+        let mut written = with_branches();
+        written.event = event.to_owned();
+        let file = encode(std::slice::from_ref(&written)).unwrap();
+        let read = read(&file).unwrap();
+        let [read] = &*read else { panic!("{read:?}") };
+        // The file of this name does not exist here, so an address is the same as the offset.
+        let end = |profile: &Profile, end: u32, less: u64| {
+            let Frame { module, address } = profile.frames[end as usize];
+            let path = module.map(|module| profile.modules[module as usize].path.clone());
+            (
+                path.clone(),
+                if path.as_deref() == Some("/nowhere/a") { address - less } else { address },
+            )
+        };
+        let stacks = |profile: &Profile, less| {
+            let stacks = profile.stacks.iter().map(|stack| {
+                let branches = stack.branches.iter().map(|&branch| {
+                    let Branch { from, to, flags } = profile.branches()[branch as usize];
+                    (end(profile, from, less), end(profile, to, less), flags)
+                });
+                (stack.times.len(), branches.collect::<Vec<_>>())
+            });
+            let mut stacks: Vec<_> = stacks.collect();
+            // In a file, samples are in the order of their times.
+            stacks.sort();
+            stacks
+        };
+        assert_eq!(stacks(read, 0), stacks(&written, 0x2000));
+        // The sections before the records have the attributes from byte 112 on.
+        let kinds = u64::from_le_bytes(file[112 + 72..][..8].try_into().unwrap());
+        assert_eq!(kinds, u64::from(perf::PERF_SAMPLE_BRANCH_ANY) | modes, "{event}");
+        let PerfFileReader { perf_file, .. } =
+            PerfFileReader::parse_file(Cursor::new(&file)).unwrap();
+        assert_eq!(perf_file.event_attributes()[0].attr.branch_sample_format.bits(), kinds);
+        assert_eq!(theirs(&file).0.len(), 6);
+    }
+    let without = encode(&[profile()]).unwrap();
+    assert_eq!(read(&without).unwrap()[0].branches, None);
+}
+
+#[test]
+fn branches_beyond_a_samples_end_are_refused() {
+    let mut written = with_branches();
+    written.stacks.truncate(1);
+    let file = encode(&[written]).unwrap();
+    let sample = record(&file, perf::PERF_RECORD_SAMPLE);
+    // Identifier, place, thread, time, period, the number of callers, 3 words, and then branches.
+    let count = sample + 8 * (1 + 5 + 1 + 3);
+    assert_eq!(file[count], 4);
+    for (number, expected) in [(5, "96 bytes found, 120 expected"), (u64::MAX, "branches found")] {
+        let error = format!("{:#}", read(&with(&file, count, number)).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+    // The processor kept the calls that had not returned, which are no branches taken last.
+    let calls = with(&file, 112 + 72, perf::PERF_SAMPLE_BRANCH_CALL_STACK.into());
+    assert_eq!(read(&calls).unwrap()[0].branches, None);
+    // The index of a register stands before them.
+    let with_index = with(&file, 112 + 72, perf::PERF_SAMPLE_BRANCH_HW_INDEX.into());
+    let error = format!("{:#}", read(&with_index).unwrap_err());
+    assert!(error.contains("88 bytes found, 96 expected"), "{error}");
 }
 
 #[test]
@@ -352,6 +434,7 @@ fn of_host(file: bool) -> Profile {
             samples: 1,
             frames: vec![frame],
             times: vec![n as u64],
+            ..Stack::default()
         });
     }
     profile.count_by_samples();

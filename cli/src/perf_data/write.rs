@@ -23,7 +23,7 @@ use super::{
     flag, perf, user_record,
 };
 use crate::elf::{Segment, from_hex};
-use crate::profile::{Machine, Module, Profile, Stack, Symbol};
+use crate::profile::{Branch, Machine, Module, Profile, Stack, Symbol};
 
 /// The most samples of a file, each of which is a record. They are in memory at once.
 const SAMPLES_MAX: u64 = 10_000_000;
@@ -153,6 +153,9 @@ impl<'a> Writer<'a> {
         let end = stacks.by_ref().flat_map(|stack| &stack.times).max();
         if profiles.iter().any(|profile| profile.call_graph) {
             sample_type |= perf::PERF_SAMPLE_CALLCHAIN;
+        }
+        if profiles.iter().any(|profile| profile.branches.is_some()) {
+            sample_type |= perf::PERF_SAMPLE_BRANCH_STACK;
         }
         let mut stacks = profiles.iter().flat_map(|profile| &profile.stacks);
         if stacks.any(|stack| stack.cpu.is_some()) {
@@ -313,7 +316,7 @@ impl<'a> Writer<'a> {
         let profile = &self.profiles[n];
         let thread = &profile.threads[stack.thread as usize];
         let space = &self.spaces[&who::process(profile, thread)];
-        let frames = stack.frames.iter().map(|&frame| {
+        let place = |&frame: &u32| {
             let frame = profile.frames[frame as usize];
             let address = if is_users(profile, thread, frame) {
                 space.address(profile, frame)
@@ -321,8 +324,8 @@ impl<'a> Writer<'a> {
                 frame.address
             };
             (who::mode(profile, thread, frame), address)
-        });
-        let frames: Vec<(u32, u64)> = frames.collect();
+        };
+        let frames: Vec<(u32, u64)> = stack.frames.iter().map(place).collect();
         // A stack has at least one frame.
         let (mode, address) = frames[0];
         let mut body = Bytes::default();
@@ -344,6 +347,13 @@ impl<'a> Writer<'a> {
             }
             body.u64(chain.len() as u64);
             chain.into_iter().for_each(|word| _ = body.u64(word));
+        }
+        if self.has(perf::PERF_SAMPLE_BRANCH_STACK) {
+            body.u64(stack.branches.len() as u64);
+            for &branch in &stack.branches {
+                let Branch { from, to, flags } = profile.branches()[branch as usize];
+                body.u64(place(&from).1).u64(place(&to).1).u64(flags);
+            }
         }
         body.record(perf::PERF_RECORD_SAMPLE, mode)
     }
@@ -406,6 +416,10 @@ impl<'a> Writer<'a> {
         let mut attribute = Bytes::default();
         attribute.u32(kind).u32(perf::PERF_ATTR_SIZE_VER5).u64(config).u64(rate);
         attribute.u64(self.sample_type).u64(0).u64(flag::SAMPLE_ID_ALL | kernel | rate_flag);
+        if self.has(perf::PERF_SAMPLE_BRANCH_STACK) {
+            // Nobody is woken, and there is no breakpoint.
+            attribute.u32(0).u32(0).u64(0).u64(0).u64(branch_kinds(&profile.event));
+        }
         attribute.0.resize(perf::PERF_ATTR_SIZE_VER5 as usize, 0);
         attribute.0
     }
@@ -419,6 +433,9 @@ impl<'a> Writer<'a> {
             let times = || self.profiles.iter().flat_map(|p| &p.stacks).flat_map(|s| &s.times);
             let first = times().min().copied().unwrap_or(0);
             features.section(feature::SAMPLE_TIME).u64(first).u64(self.end);
+        }
+        if self.has(perf::PERF_SAMPLE_BRANCH_STACK) {
+            features.section(feature::BRANCH_STACK);
         }
         let Some(profile) = self.profiles.first() else { return features.0 };
         let command = features.section(feature::CMDLINE);
@@ -477,6 +494,18 @@ impl Features {
     }
 }
 
+/// Returns which branches the samples of an event have, in the words of perf: any, in the modes of
+/// the event.
+fn branch_kinds(event: &str) -> u64 {
+    let both = perf::PERF_SAMPLE_BRANCH_USER | perf::PERF_SAMPLE_BRANCH_KERNEL;
+    let modes = match event.rsplit_once(':') {
+        Some((_, "u")) => perf::PERF_SAMPLE_BRANCH_USER,
+        Some((_, "k")) => perf::PERF_SAMPLE_BRANCH_KERNEL,
+        _ => both,
+    };
+    (perf::PERF_SAMPLE_BRANCH_ANY | modes).into()
+}
+
 /// Returns the modules whose functions perf treats as those of its own kernel.
 fn kernels(profiles: &[Profile]) -> Vec<&Module> {
     let mut kernels = Vec::new();
@@ -484,8 +513,7 @@ fn kernels(profiles: &[Profile]) -> Vec<&Module> {
         let mut modules = BTreeSet::new();
         for stack in &profile.stacks {
             let thread = &profile.threads[stack.thread as usize];
-            for &frame in &stack.frames {
-                let frame = profile.frames[frame as usize];
+            for frame in profile.places(stack) {
                 if who::mode(profile, thread, frame) == perf::PERF_RECORD_MISC_KERNEL {
                     modules.extend(frame.module);
                 }

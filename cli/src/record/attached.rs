@@ -8,11 +8,11 @@ use std::collections::{HashMap, HashSet};
 use anyhow::Result;
 use libc::pid_t;
 use perfctr::Event;
-use perfctr::watch::{Sample, Samples as Rings};
+use perfctr::watch::{Branch as Recorded, Sample, Samples as Rings};
 
 use super::space::{Files, Space};
 use crate::live::Live;
-use crate::profile::{Frame, Profile, Samples};
+use crate::profile::{Branch, Frame, Profile, Samples, Spot};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
 use crate::text::{counted, print_note};
@@ -87,18 +87,25 @@ struct Memory {
 }
 
 impl Memory {
-    /// Returns the place of a thread, and then its callers. A process that has ended has no memory
+    /// Returns the places of these addresses of a process. A process that has ended has no memory
     /// in which its code could be found.
-    fn frames(&mut self, sample: &Sample) -> Vec<Frame> {
-        let addresses = addresses(sample.ip, &sample.callers);
-        let space = self.spaces.entry(sample.pid);
-        let space = space.or_insert_with(|| Space::unstopped(sample.pid));
+    fn frames(&mut self, pid: u32, addresses: &[u64]) -> Vec<Frame> {
+        let space = self.spaces.entry(pid).or_insert_with(|| Space::unstopped(pid));
         // In a program without frame pointers most samples have callers that are no addresses at
         // all. So the mappings are read at most once in a tick.
-        if !space.knows(&addresses) && self.read.insert(sample.pid) {
+        if !space.knows(addresses) && self.read.insert(pid) {
             space.look(&mut self.files);
         }
-        space.frames(&mut self.files, &addresses)
+        space.frames(&mut self.files, addresses)
+    }
+
+    /// Returns the branches of a sample, with the places of both ends.
+    fn branches(&mut self, sample: &Sample) -> Vec<Branch<Frame>> {
+        let branch = |branch: &Recorded| {
+            let ends = self.frames(sample.pid, &[branch.from, branch.to]);
+            Branch { from: ends[0], to: ends[1], flags: branch.flags.bits() }
+        };
+        sample.branches.iter().map(branch).collect()
     }
 }
 
@@ -125,8 +132,7 @@ impl Recording {
     /// Begins to sample these by each event.
     pub fn begin(&mut self, live: &[Live]) -> Result<()> {
         for Sampled { event, profile, rings, .. } in &mut self.sampled {
-            let (frequency, callers) = (profile.frequency, profile.call_graph);
-            let sample = |live: Live| live.sample(*event, frequency, callers);
+            let sample = |live: Live| live.sample(*event, profile);
             *rings = live.iter().cloned().map(sample).collect::<Result<_>>()?;
         }
         Ok(())
@@ -138,19 +144,22 @@ impl Recording {
         for Sampled { profile, samples, rings, .. } in &mut self.sampled {
             for rings in rings {
                 while let Some(sample) = rings.take()? {
-                    let frames = self.memory.frames(&sample);
+                    let addresses = addresses(sample.ip, &sample.callers);
+                    let frames = self.memory.frames(sample.pid, &addresses);
+                    let branches = self.memory.branches(&sample);
                     let name = || match sample.tid {
                         IDLE => "idle".to_owned(),
                         tid => name(tid as pid_t),
                     };
                     let thread = samples.thread(profile, sample.pid, sample.tid, name);
                     let time = Some(sample.time);
+                    let spot = Spot { branches: &branches, ..Spot::new(thread, &frames) };
                     if profile.frequency.is_some() {
-                        samples.add_one(thread, &frames, sample.period, time);
+                        samples.add_one(spot, sample.period, time);
                     } else {
                         // Several periods may have ended at once.
                         let periods = (sample.period / profile.period).max(1);
-                        samples.add(thread, &frames, periods, time);
+                        samples.add(spot, periods, time);
                     }
                 }
             }
@@ -210,7 +219,8 @@ mod tests {
         let mut profiles = [[70, 75], [60, 90]].map(|times| {
             let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
             let times = times.to_vec();
-            profile.stacks.push(Stack { thread: 0, cpu: None, samples: 2, frames: vec![0], times });
+            let frames = vec![0];
+            profile.stacks.push(Stack { samples: 2, frames, times, ..Stack::default() });
             profile
         });
         begin_with_zero(&mut profiles);

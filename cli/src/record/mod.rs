@@ -9,8 +9,9 @@
 //!
 //! Running processes are not traced: the kernel writes their samples into rings. It also does that
 //! for programs that are sampled in the kernel, where a tracer cannot stop them, or with a
-//! frequency, for which the kernel changes the period all the time. The hypervisor samples a Xen
-//! host in the same way.
+//! frequency, for which the kernel changes the period all the time, or with branches, which the
+//! processor keeps only until other code executes. The hypervisor samples a Xen host in the same
+//! way.
 
 pub mod attached;
 mod compiled;
@@ -77,6 +78,10 @@ pub struct Options {
     /// Records the callers as well.
     #[arg(short = 'g', long)]
     call_graph: bool,
+    /// Records the branches that the processor took last before each sample, in the modes of the
+    /// event. Callers are found by frame pointers. A guest's host has to allow it.
+    #[arg(short, long, conflicts_with = "host")]
+    branches: bool,
     /// Writes the profile to this file, which is perf.data where perf's format is chosen, and
     /// perfctr.names with `--names`.
     #[arg(
@@ -132,8 +137,8 @@ pub struct Options {
     #[arg(
         long,
         conflicts_with_all = [
-            "lists", "unverified", "count", "frequency", "call_graph", "format", "pid", "tid",
-            "all_cpus", "cgroup", "host"
+            "lists", "unverified", "count", "frequency", "call_graph", "branches", "format", "pid",
+            "tid", "all_cpus", "cgroup", "host"
         ]
     )]
     names: bool,
@@ -185,6 +190,12 @@ impl Options {
         Target::of(self.pid, self.tid, cgroup, all_cpus, &self.command)
     }
 
+    /// Returns whether the kernel writes the samples of these events into rings, also those of a
+    /// program that is started.
+    fn has_rings(&self, events: &[Event]) -> bool {
+        is_kernels(events) || self.frequency.is_some() || self.branches
+    }
+
     /// Returns the profile of an event before there are any samples.
     fn profile(&self, provider: String, event: &Event) -> Profile {
         let words = self.command.iter().map(|word| word.display().to_string()).collect();
@@ -193,6 +204,7 @@ impl Options {
         let mut profile = Profile::new(words, provider, event.to_string(), period);
         (profile.call_graph, profile.machine) = (self.call_graph, Machine::this());
         profile.frequency = self.frequency;
+        profile.branches = self.branches.then(Vec::new);
         profile
     }
 }
@@ -227,13 +239,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let events = options.events()?;
     let target = options.target();
-    let is_kernels = is_kernels(&events);
     // Rings have to be read again and again.
-    let has_rings = is_kernels || options.frequency.is_some();
-    let signals = Signals::handle(target, has_rings.then_some(LOOK))?;
+    let signals = Signals::handle(target, options.has_rings(&events).then_some(LOOK))?;
     // The file is opened before the program runs, since the samples would be lost if it could not
     // be written.
-    let open = if options.host || is_kernels { Place::open_private } else { Place::open };
+    let open = if options.host || is_kernels(&events) { Place::open_private } else { Place::open };
     let place = open(&options.output)?;
     let recorded = match options.host {
         true => of_host(options, target, &events, &signals),
@@ -306,7 +316,7 @@ fn of_programs(
     let profiles: Vec<Profile> =
         events.iter().map(|event| options.profile(provider(), event)).collect();
     match target {
-        Target::Program(_) if !is_kernels(&events) && options.frequency.is_none() => {
+        Target::Program(_) if !options.has_rings(&events) => {
             traced(&here, target, events, profiles, signals)
         }
         _ if here.description.provider == Provider::Tsc => {
@@ -359,13 +369,7 @@ mod tests {
     fn samples_that_are_missing_are_told_of_with_the_reason() {
         let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 10);
         profile.threads.push(Thread { tid: 1, pid: 1, name: String::new(), count: 59, task: None });
-        profile.stacks.push(Stack {
-            thread: 0,
-            cpu: None,
-            samples: 5,
-            frames: vec![0],
-            times: Vec::new(),
-        });
+        profile.stacks.push(Stack { samples: 5, frames: vec![0], ..Stack::default() });
         let lines_of = |profile: &Profile| lines(profile, ": a", Path::new("b")).join("\n");
         assert_eq!(lines_of(&profile), "5 samples of 1 thread in b: a");
         profile.lost = 2;

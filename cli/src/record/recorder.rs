@@ -10,7 +10,7 @@ use libc::{c_int, pid_t};
 
 use super::counter::{Counter, SIGNAL, Source};
 use super::space::{Files, Space};
-use crate::profile::{Profile, Samples, Thread};
+use crate::profile::{Profile, Samples, Spot, Thread};
 use crate::program::ptrace::{self, unless_killed};
 use crate::program::tracer::Observer;
 use crate::program::{name, status};
@@ -83,7 +83,7 @@ impl Recorder {
             let periods = counts[n] / profile.period;
             let ended = periods.saturating_sub(sampled.periods[n]);
             sampled.periods[n] = periods;
-            samples.add(sampled.thread, &stack, ended, Some(now));
+            samples.add(Spot::new(sampled.thread, &stack), ended, Some(now));
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use object::{Object, ObjectSection, ReadCache};
 use super::compiled::{Compiled, is_dump};
 use crate::elf::{self, Facts};
 use crate::host::Kernel;
-use crate::profile::{DEPTH_MAX, Frame, Layer, Module};
+use crate::profile::{DEPTH_MAX, Frame, Layer, Module, is_kernels};
 
 /// The bytes of a stack that are read at once. Unit: bytes.
 const STACK_BYTES: usize = 32 << 10;
@@ -236,11 +236,6 @@ impl Map {
         let path = self.path.as_bytes();
         path.is_empty() || [&b"[anon:"[..], b"/memfd:"].iter().any(|name| path.starts_with(name))
     }
-}
-
-/// Returns whether this is an address of the kernel's, which has the upper half of all addresses.
-const fn is_kernels(address: u64) -> bool {
-    address >> 63 == 1
 }
 
 /// The files that all processes have mapped, the code that they have compiled, and the kernel.

@@ -36,7 +36,7 @@ pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     };
     let rows: Vec<_> = ordered(profile, names, keys).into_iter().map(row).collect();
     let numbers = format!("{:>10} {:>10} {:>10} {:>7}", "itself", "for it", "both", "%");
-    lines(profile, keys, &numbers, &rows)
+    lines(profile, &Key::headings(keys), &numbers, &rows)
 }
 
 #[cfg(test)]
@@ -73,7 +73,7 @@ mod tests {
             cpu: Some(0),
             samples: 5,
             frames: vec![0],
-            times: Vec::new(),
+            ..Stack::default()
         });
         profile.check().unwrap();
         let names = symbols::name(&profile, |why| panic!("{why}"));

@@ -2,6 +2,7 @@
 //! Implements `perfctr report`, which shows recorded profiles, for people and for programs.
 
 mod annotate;
+mod branches;
 mod caused;
 mod debuginfod;
 pub mod diff;
@@ -52,6 +53,15 @@ pub struct Options {
         conflicts_with_all = ["sort", "call_graph", "format"]
     )]
     annotate: Option<String>,
+    /// Shows the branches that samples have in place of the table: how often each was recorded, and
+    /// how often the processor had predicted it wrongly. Needs a profile that was recorded with
+    /// branches.
+    #[arg(
+        short,
+        long,
+        conflicts_with_all = ["sort", "call_graph", "annotate", "caused", "format"]
+    )]
+    branches: bool,
     /// Shows what a host's domains execute themselves, what the hypervisor executes for them, and
     /// both. Without `--sort`, it distinguishes domains and their functions, for which the profile
     /// must have been recorded with `--at-guests`.
@@ -135,6 +145,10 @@ impl Key {
         Ok(keys.to_vec())
     }
 
+    fn headings(keys: &[Self]) -> Vec<String> {
+        keys.iter().map(|key| key.heading()).collect()
+    }
+
     pub fn heading(self) -> String {
         format!("{self:?}").to_lowercase()
     }
@@ -215,6 +229,9 @@ fn text(options: &Options, profile: &Profile) -> Result<String> {
     let names = || symbols::name(profile, |text| print_note(text));
     if let Some(function) = &options.annotate {
         return annotate::annotate(profile, &names(), function);
+    }
+    if options.branches {
+        return branches::table(profile, &names());
     }
     if options.caused {
         let keys = caused::columns(&options.sort, profile)?;
@@ -418,18 +435,18 @@ mod tests {
             profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450, task: None });
         }
         for (thread, samples, frames) in [(0, 3, vec![0, 2]), (1, 1, vec![0, 2]), (1, 2, vec![1])] {
-            profile.stacks.push(Stack { thread, cpu: None, samples, frames, times: Vec::new() });
+            profile.stacks.push(Stack { thread, samples, frames, ..Stack::default() });
         }
         let place = |function: &str, line| Place {
             function: function.into(),
             file: Some("a.c".into()),
             line,
         };
-        let named = |places| Named { module: "a".into(), places };
+        let named = |places, offset| Named { module: "a".into(), places, offset };
         let names = vec![
-            named(vec![place("g;<inlined>", 3), place("f", 5)]),
-            named(vec![Place { function: "f".into(), file: None, line: 0 }]),
-            named(vec![place("main", 9)]),
+            named(vec![place("g;<inlined>", 3), place("f", 5)], Some(0x10)),
+            named(vec![Place { function: "f".into(), file: None, line: 0 }], Some(0x20)),
+            named(vec![place("main", 9)], None),
         ];
         (profile, names)
     }
@@ -492,6 +509,7 @@ mod tests {
                 samples,
                 frames: vec![frame],
                 times,
+                ..Stack::default()
             });
         }
         profile.lost = 5;
@@ -537,7 +555,7 @@ mod tests {
         profile.modules.push(kernel);
         profile.frames.push(Frame { module: Some(1), address: 0xffff_ffff_8100_0010 });
         let place = Place { function: "do_idle".into(), file: None, line: 0 };
-        names.push(Named { module: "[kernel]".into(), places: vec![place] });
+        names.push(Named { module: "[kernel]".into(), places: vec![place], offset: None });
         profile.stacks[1].frames.insert(0, 3);
         (profile, names)
     }

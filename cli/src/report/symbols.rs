@@ -37,12 +37,21 @@ pub struct Named {
     pub module: String,
     /// The function, and before it the functions that were inlined there, the innermost first.
     pub places: Vec<Place>,
+    /// How far the frame is behind the beginning of the function that has code of its own, if that
+    /// is known. Unit: bytes.
+    pub offset: Option<u64>,
 }
 
 impl Named {
     /// Returns the function that has code of its own.
     pub fn symbol(&self) -> &str {
         self.places.last().map_or("", |place| &place.function)
+    }
+
+    /// Returns the function that has code of its own, with the distance from its beginning.
+    pub fn place(&self) -> String {
+        let offset = self.offset.map(|offset| format!("+{offset:#x}"));
+        format!("{}{}", self.symbol(), offset.unwrap_or_default())
     }
 
     /// Returns the line whose code was executed, or the part of that which is known.
@@ -95,6 +104,7 @@ impl Names {
             None => Named {
                 module: "[anonymous]".to_owned(),
                 places: vec![Place::unknown(format!("{:#x}", frame.address))],
+                offset: None,
             },
         };
         profile.frames.iter().map(name).map(Named::harmless).collect()
@@ -110,7 +120,7 @@ impl Named {
             line,
         };
         let places = self.places.into_iter().map(place).collect();
-        Self { module: harmless(&self.module), places }
+        Self { module: harmless(&self.module), places, offset: self.offset }
     }
 }
 
@@ -169,30 +179,39 @@ impl Source {
 
     fn name(&self, address: u64) -> Named {
         let mut places = self.loaders.iter().find_map(|l| places(l, address)).unwrap_or_default();
-        let symbol = self.loaders.iter().find_map(|loader| loader.find_symbol(address));
-        let symbol = symbol.or_else(|| self.by_profile(address)).map(demangled);
+        let symbol = self.loaders.iter().find_map(|loader| loader.find_symbol_info(address));
+        let symbol = symbol.map(|symbol| (symbol.name(), symbol.address()));
+        let symbol = symbol.or_else(|| self.by_profile(address));
+        let unwound = self.unwound(address);
+        let start = symbol.map(|(_, start)| start).or(unwound);
         match (places.last_mut(), symbol) {
-            (Some(outermost), Some(symbol)) => outermost.function = symbol,
+            (Some(outermost), Some((symbol, _))) => outermost.function = demangled(symbol),
             (Some(_), None) => {}
-            (None, symbol) => {
-                places.push(Place::unknown(symbol.unwrap_or_else(|| self.by_address(address))));
-            }
+            (None, Some((symbol, _))) => places.push(Place::unknown(demangled(symbol))),
+            (None, None) => places.push(Place::unknown(self.by_address(unwound))),
         }
-        Named { module: self.short.clone(), places }
+        let offset = start.and_then(|start| address.checked_sub(start));
+        Named { module: self.short.clone(), places, offset }
     }
 
-    fn by_profile(&self, address: u64) -> Option<&str> {
+    /// Returns the function that the profile names itself, and where it begins.
+    fn by_profile(&self, address: u64) -> Option<(&str, u64)> {
         let after = self.named.partition_point(|symbol| symbol.start <= address);
         let symbol = self.named.get(after.checked_sub(1)?)?;
-        (address < symbol.end).then_some(&symbol.name)
+        (address < symbol.end).then_some((&*symbol.name, symbol.start))
+    }
+
+    /// Returns where the function begins, if the file describes it to unwinders.
+    fn unwound(&self, address: u64) -> Option<u64> {
+        let after = self.functions.partition_point(|function| function.start <= address);
+        let before = after.checked_sub(1).map(|n| &self.functions[n]);
+        before.filter(|function| function.contains(&address)).map(|function| function.start)
     }
 
     /// Returns the name of a function without one: where it begins.
-    fn by_address(&self, address: u64) -> String {
-        let after = self.functions.partition_point(|function| function.start <= address);
-        let before = after.checked_sub(1).map(|n| &self.functions[n]);
-        match before.filter(|function| function.contains(&address)) {
-            Some(function) => format!("{}+{:#x}", self.short, function.start),
+    fn by_address(&self, start: Option<u64>) -> String {
+        match start {
+            Some(start) => format!("{}+{start:#x}", self.short),
             // The kernel's names of places have brackets.
             None if self.short.starts_with('[') => self.short.clone(),
             None => format!("[{}]", self.short),
@@ -298,9 +317,9 @@ mod tests {
     #[test]
     fn names_that_would_command_the_terminal_are_spelt_out() {
         let place = Place { function: "a\x1b[2J".into(), file: Some("b\n".into()), line: 1 };
-        let named = Named { module: "c\x07".into(), places: vec![place] }.harmless();
+        let named = Named { module: "c\x07".into(), places: vec![place], offset: None }.harmless();
         let place = Place { function: "a\\u{1b}[2J".into(), file: Some("b\\n".into()), line: 1 };
-        assert_eq!(named, Named { module: "c\\u{7}".into(), places: vec![place] });
+        assert_eq!(named, Named { module: "c\\u{7}".into(), places: vec![place], offset: None });
     }
 
     #[test]
@@ -315,7 +334,10 @@ mod tests {
         assert_eq!(named.symbol(), "perfctr::report::symbols::tests::this");
         assert!(named.line().contains("report/symbols.rs:"), "{}", named.line());
         assert!(source.functions.iter().any(|function| function.contains(&address)));
-        assert!(source.by_address(address).ends_with(&format!("+{address:#x}")));
+        assert_eq!(source.unwound(address), Some(address));
+        assert!(source.by_address(Some(address)).ends_with(&format!("+{address:#x}")));
+        assert_eq!((named.offset, source.name(address + 1).offset), (Some(0), Some(1)));
+        assert!(source.name(address + 1).place().ends_with("::this+0x1"));
     }
 
     #[test]

@@ -40,7 +40,12 @@ pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     let all = profile.samples();
     let rows = ordered(profile, names, keys).into_iter();
     let rows = rows.map(|(row, samples)| (row, share(samples, all)));
-    lines(profile, keys, &format!("{:>10} {:>7}", "samples", "%"), &rows.collect::<Vec<_>>())
+    lines(
+        profile,
+        &Key::headings(keys),
+        &format!("{:>10} {:>7}", "samples", "%"),
+        &rows.collect::<Vec<_>>(),
+    )
 }
 
 /// Returns a number of samples and their share, as rows have them.
@@ -48,18 +53,17 @@ pub fn share(samples: u64, all: u64) -> String {
     format!("{samples:>10} {:>7}", percent(samples, all))
 }
 
-/// Returns the lines of a table. Each row has its numbers before its cells, and `numbers` is the
-/// heading of the numbers.
+/// Returns the lines of a table, whose columns have these headings. Each row has its numbers before
+/// its cells, and `numbers` is the heading of the numbers.
 pub fn lines(
     profile: &Profile,
-    keys: &[Key],
+    headings: &[String],
     numbers: &str,
     rows: &[(Vec<String>, String)],
 ) -> String {
-    let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();
-    let cells = || rows.iter().map(|(row, _)| row).chain([&heading]);
+    let cells = || rows.iter().map(|(row, _)| row.as_slice()).chain([headings]);
     let width = |n: usize| cells().map(|row| row[n].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..keys.len()).map(width).collect();
+    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
     let line = |numbers: &str, row: &[String]| {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
         let cells: Vec<String> = cells.collect();
@@ -74,7 +78,7 @@ pub fn lines(
         let unobserved = profile.unobserved;
         text += &format!("threads or programs that could not be observed: {unobserved}\n");
     }
-    text += &line(numbers, &heading);
+    text += &line(numbers, headings);
     for (row, numbers) in rows {
         text += &line(numbers, row);
     }

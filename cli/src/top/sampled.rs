@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
     use crate::host::tests::sample;
-    use crate::profile::{Frame, Samples};
+    use crate::profile::{Frame, Samples, Spot};
 
     fn view() -> View<Collector> {
         let profile = Profile::new(Vec::new(), "xen".into(), "cycles".into(), 10_000);
@@ -237,7 +237,7 @@ mod tests {
         let mut all = Samples::default();
         let thread = all.thread(&mut profile, 7, 8, || "busy".into());
         for &(address, number) in samples {
-            all.add(thread, &[Frame { module: None, address }], number, None);
+            all.add(Spot::new(thread, &[Frame { module: None, address }]), number, None);
         }
         all.fill(&mut profile);
         profile

@@ -19,6 +19,20 @@ fn a_denied_event_says_by_what_and_who_may() {
 }
 
 #[test]
+fn where_nothing_records_branches_a_recording_with_them_says_so() {
+    let profile = file("without-branches.profile");
+    for options in ["-b -e instructions:u", "-b -g -F 99 -e page-faults:u"] {
+        let line = format!("record {options} -o {} true", profile.display());
+        let printed = output_of(&mut perfctr(line.split(' ')));
+        assert_eq!(printed.status, 125, "{line}: {printed:?}");
+        for part in ["no branches are recorded here", "option `branches`"] {
+            assert!(printed.err.contains(part), "{line}: `{part}` is not in {printed:?}");
+        }
+        assert!(!profile.exists(), "{line}");
+    }
+}
+
+#[test]
 fn where_there_is_no_pmu_every_verb_says_so() {
     let pid = std::process::id();
     for line in [

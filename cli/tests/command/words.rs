@@ -28,6 +28,23 @@ fn a_frequency_stands_in_place_of_a_period() {
 }
 
 #[test]
+fn branches_are_not_for_hosts_names_and_other_tables() {
+    for line in [
+        "record -b --host",
+        "record -b --names",
+        "report --branches -s module",
+        "report --branches -f perf",
+        "report --branches --annotate f",
+        "report --branches --caused",
+        "report --branches -g",
+    ] {
+        let printed = run(line);
+        assert_eq!(printed.status, 2, "{line}: {printed:?}");
+        assert!(printed.err.contains("cannot be used with"), "{line}: {printed:?}");
+    }
+}
+
+#[test]
 fn options_behind_the_program_are_the_programs() {
     for line in ["stat -o /dev/null echo -n -a --json", "stat -o /dev/null -- echo -n -a --json"] {
         let printed = run(line);

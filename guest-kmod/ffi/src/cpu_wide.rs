@@ -206,8 +206,9 @@ fn read(state: &mut CpuState) -> Result<(), Errno> {
         let offline = |errno| if errno == Errno::NXIO { Errno::INVAL } else { errno };
         called.and_then(|()| answer.get()).map_err(offline)?
     } else {
+        // Nobody writes the page now.
         // SAFETY: the page is freed only together with the counters.
-        published(unsafe { &*counters.page })?
+        published(unsafe { &*counters.page })?.ok_or(Errno::BUSY)?
     };
     Ok(())
 }

@@ -302,8 +302,17 @@ pub extern "C" fn perfctr_core_read(
 }
 
 /// Serves `IOC_READ` of anybody; see [`published`].
+///
+/// Returns 0, a negative error number, or 1 if C has to ask again.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_read_published(thread: &ThreadObject, sums: &mut Sums) -> c_int {
     // SAFETY: the page is freed only together with the object.
-    to_return(published(unsafe { &*thread.page }).map(|published| *sums = published))
+    match published(unsafe { &*thread.page }) {
+        Ok(Some(published)) => {
+            *sums = published;
+            0
+        }
+        Ok(None) => 1,
+        Err(errno) => errno.to_return(),
+    }
 }

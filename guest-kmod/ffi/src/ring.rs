@@ -40,6 +40,16 @@ pub extern "C" fn perfctr_core_report_overflows(
     }
 }
 
+/// Lets the counters of the thread that executes go on after a signal that it did not get; see
+/// [`ThreadPmu::signal_lost`].
+///
+/// C calls this in a kernel with PREEMPT_RT, where a thread sends its signals when it leaves the
+/// kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_signal_lost(thread: OnThread<'_>, vcpu: OnVcpu<'_>) {
+    Reporting { thread, vcpu }.signal_lost();
+}
+
 /// The thread that executes, and its vCPU.
 struct Reporting<'a> {
     thread: OnThread<'a>,

@@ -15,9 +15,10 @@ use crate::on_vcpu::OnVcpu;
 unsafe extern "C" {
     /// Has the kernel call the module at every switch. Returns 0, or an error.
     fn perfctr_glue_watch_begin() -> c_int;
-    /// If nobody counts, has [`perfctr_core_stop_if_idle`] called after a while. Does not sleep.
+    /// If nobody counts, has [`perfctr_core_stop_if_idle`] called after
+    /// [`perfctr_core_stop_delay`] milliseconds. Does not sleep.
     ///
-    /// The while is [`perfctr_core_stop_delay`]. If a call is due anyway, it is not put off.
+    /// A call that is already scheduled is not postponed.
     fn perfctr_glue_stop_if_idle();
 }
 

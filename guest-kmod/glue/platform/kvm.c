@@ -100,7 +100,7 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 {
 	struct perfctr_line *line = per_cpu_ptr(&perfctr_line, cpu);
 
-	init_irq_work(&line->work, deliver);
+	line->work = IRQ_WORK_INIT_HARD(deliver);
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
 	/*

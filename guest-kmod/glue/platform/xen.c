@@ -10,10 +10,8 @@
 
 #include "../perfctr.h"
 
-_Static_assert(PERFCTR_HYPERCALL_NUMBER == __HYPERVISOR_arch_5,
-	       "the hypercall's number is Xen's arch_5");
-_Static_assert(PERFCTR_VIRQ_NUMBER == VIRQ_ARCH_4,
-	       "the virtual interrupt's number is Xen's VIRQ_ARCH_4");
+static_assert(PERFCTR_HYPERCALL_NUMBER == __HYPERVISOR_arch_5);
+static_assert(PERFCTR_VIRQ_NUMBER == VIRQ_ARCH_4);
 
 static int hypercall(u32 op, void *argument, u32 length)
 {

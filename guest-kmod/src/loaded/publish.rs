@@ -105,18 +105,18 @@ impl Publisher {
     }
 }
 
-/// Returns the sums as they were last published, for any thread to ask.
+/// Returns the sums as they were last published, for any thread to ask. If the page was being
+/// written during every attempt, it returns `None`, and the caller asks again.
 ///
 /// # Errors
 ///
-/// `BUSY` if the page was being written during every attempt: ask again. Otherwise the reason for
-/// which there are no numbers.
-pub fn published(page: &ThreadPage) -> Result<Sums, Errno> {
+/// The reason for which there are no numbers, which may be any error, also `BUSY`.
+pub fn published(page: &ThreadPage) -> Result<Option<Sums>, Errno> {
     let mut sums = Sums::default();
     match read_published(page, &mut sums.counter) {
-        Ok(tsc) => Ok(Sums { tsc, ..sums }),
+        Ok(tsc) => Ok(Some(Sums { tsc, ..sums })),
         Err(ReadError::NotLoaded(error)) => Err(Errno(error.wrapping_neg())),
-        Err(_) => Err(Errno::BUSY),
+        Err(_) => Ok(None),
     }
 }
 

@@ -145,7 +145,7 @@ impl Default for Vcpu {
 #[derive(Debug, Default)]
 pub struct Counting(AtomicU64);
 
-/// What a start adds.
+/// A start adds this to the word: one start, and one thread that counts.
 const START: u64 = 1 << 32 | 1;
 
 impl Counting {
@@ -167,9 +167,9 @@ impl Counting {
         (word as u32 == 0).then_some((word >> 32) as u32)
     }
 
-    /// Notes that a thread's counting went from `was` to `is`.
-    pub(crate) fn moved(&self, was: bool, is: bool) {
-        match (was, is) {
+    /// Notes whether a thread has counted before, and whether it counts after a change.
+    pub(crate) fn counting_changed(&self, before: bool, after: bool) {
+        match (before, after) {
             (false, true) => self.0.fetch_add(START, Relaxed),
             (true, false) => self.0.fetch_sub(1, Relaxed),
             _ => 0,
@@ -190,13 +190,13 @@ pub(crate) struct Loaded {
 pub struct ThisVcpu<'a, K> {
     /// Its number: the index of its page in the mapping.
     pub number: u32,
-    /// Its page.
+    /// The page in which the hypervisor publishes its counters.
     pub page: &'a VcpuPage,
     /// Its state.
     pub vcpu: &'a mut Vcpu,
     /// Its statistics.
     pub stats: &'a Stats,
-    /// The kernel.
+    /// The services of the guest's kernel, such as hypercalls.
     pub kernel: &'a K,
 }
 

@@ -117,7 +117,7 @@ impl Held {
     }
 }
 
-/// What perf is given of an event.
+/// What perf adds to its books of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Progress {

@@ -19,9 +19,9 @@ use crate::{
     perfctr_glue_accounts_stop, perfctr_glue_add_stats, perfctr_glue_clock, perfctr_glue_copy_in,
     perfctr_glue_copy_out, perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_list_domains,
     perfctr_glue_machine, perfctr_glue_permits, perfctr_glue_profile_read,
-    perfctr_glue_profile_start, perfctr_glue_profile_stop, perfctr_glue_register,
-    perfctr_glue_set_policy, perfctr_glue_take_counters, perfctr_glue_unregister,
-    perfctr_glue_vcpu,
+    perfctr_glue_profile_start, perfctr_glue_profile_stop, perfctr_glue_put_counters,
+    perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_take_counters,
+    perfctr_glue_unregister, perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this hypercall.
@@ -112,6 +112,12 @@ impl Caller for Current<'_> {
         // SAFETY: C uses the current vCPU's object, which nobody has borrowed: `on_vcpu` lends it
         // only for its own duration.
         from_return(unsafe { perfctr_glue_take_counters() })
+    }
+
+    fn put_counters(&mut self) {
+        // SAFETY: C uses the current vCPU's structures, in which nobody has borrowed anything, as
+        // above.
+        unsafe { perfctr_glue_put_counters() }
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {

@@ -14,7 +14,7 @@ use hv_driver::settings;
 use hv_driver::vcpu::{GuestMode, ToggleWork};
 use hv_driver::{
     Account, Demand, Driver, Guest, HostFacts, Identity, Left, Limits, Nmi, Options, Policy,
-    PolicyChange, RecordArea, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
+    PolicyChange, RecordArea, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu, Window,
 };
 use shared_abi::hypercall::{
     HvAccounting, HvAccounts, HvDomain, HvDomains, HvPlace, HvProfile, HvQuery, HvSample,
@@ -36,6 +36,8 @@ pub const DRIVER_BYTES: usize = 344;
 pub const CPU_BYTES: usize = 600;
 /// Bytes of storage of a vCPU with a page.
 pub const VCPU_BYTES: usize = 2736;
+/// Bytes of what a vCPU keeps when its page is unregistered, all zeroes at first.
+pub const WINDOW_BYTES: usize = 16;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
@@ -54,6 +56,7 @@ pub const ARGUMENT_BYTES: usize = 792;
 const _: [(); DRIVER_BYTES] = [(); size_of::<Driver>()];
 const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
 const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
+const _: [(); WINDOW_BYTES] = [(); size_of::<Window>()];
 const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
 const _: [(); RING_BYTES] = [(); size_of::<SampleRing>()];
 const _: [(); ACCOUNT_BYTES] = [(); size_of::<Account>()];
@@ -339,7 +342,8 @@ pub extern "C" fn perfctr_core_add_domain(
 
 /// Registers `page` for the calling vCPU, `id` of `domain`, or lets it go on from the page.
 ///
-/// See [`Vcpu::register`] and [`Vcpu::go_on`]. Returns 0 or a negative error number.
+/// See [`Vcpu::register`] and [`Vcpu::go_on`]. Returns 0 or a negative error number. `window` is
+/// what `perfctr_core_unregister` has stored for this vCPU last.
 ///
 /// # Safety
 ///
@@ -352,6 +356,7 @@ pub unsafe extern "C" fn perfctr_core_register(
     page: *const VcpuPage,
     guest: &Guest,
     id: u32,
+    window: &Window,
     domain: &DomainObject,
     controls: bool,
     goes_on: bool,
@@ -379,6 +384,7 @@ pub unsafe extern "C" fn perfctr_core_register(
         domain: domain.serial.of(&cpu.driver.serials),
         guest: *guest,
         allowed: limits.is_some(),
+        window: *window,
     };
     let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
     // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8. Nobody else can find it yet:
@@ -396,14 +402,20 @@ pub unsafe extern "C" fn perfctr_core_register(
 
 /// Unregisters the calling vCPU's page; see [`Vcpu::unregister`].
 ///
+/// It stores in `window` what the vCPU's next registration needs.
+///
 /// # Safety
 ///
 /// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut VcpuObject) {
+pub unsafe extern "C" fn perfctr_core_unregister(
+    cpu: &CpuObject,
+    vcpu: &mut VcpuObject,
+    window: &mut Window,
+) {
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this in the vCPU's hypercall, with interrupts disabled.
-    vcpu.unregister(&mut unsafe { OnCpu::new(cpu) }.cpu(), page);
+    *window = vcpu.unregister(&mut unsafe { OnCpu::new(cpu) }.cpu(), page);
 }
 
 /// Drops the page of a vCPU that is switched in and whose state is replaced; see [`Vcpu::abandon`].
@@ -621,13 +633,22 @@ pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: 
     }
 }
 
-/// Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
+/// Returns whether an overflow explains an NMI that has just come to the CPU of `cpu`, which is up.
 ///
 /// `is_masked` says whether the local APIC's entry for the PMU is masked now. The NMI may have
 /// interrupted any other entry of this crate on that CPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject, is_masked: bool) -> bool {
     cpu.explains_nmi(is_masked)
+}
+
+/// Returns whether an NMI that nobody has explained, and that has just come to the CPU of `cpu`,
+/// which is up, is the PMU's.
+///
+/// The NMI may have interrupted any other entry of this crate on that CPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_explains_unknown_nmi(cpu: &CpuObject) -> bool {
+    cpu.explains_unknown_nmi()
 }
 
 /// The result of [`perfctr_core_nmi`] if the PMU has not raised the NMI.
@@ -884,6 +905,8 @@ unsafe extern "C" {
     ///
     /// Returns 0 or a negative error number. This may wait.
     fn perfctr_glue_take_counters() -> c_int;
+    /// Notes that the current vCPU no longer needs the counters, if it has needed them.
+    fn perfctr_glue_put_counters();
     /// Pins the frame, and registers it for the current vCPU, or lets the vCPU go on from it.
     ///
     /// Returns 0 or a negative error number.

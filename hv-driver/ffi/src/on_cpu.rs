@@ -49,6 +49,11 @@ impl CpuObject {
         self.pmu.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
     }
 
+    /// See [`ExpectedInterrupts::explains_unknown`]. An NMI may call this at any moment.
+    pub(crate) fn explains_unknown_nmi(&self) -> bool {
+        self.pmu.expected.explains_unknown(&self.driver().caps, Registers.clock())
+    }
+
     /// See [`Driver::sample`]. Returns whose the NMI is that has just come here; see [`Nmi::of`].
     /// An NMI may call this at any moment once the CPU has come up.
     pub(crate) fn sample(

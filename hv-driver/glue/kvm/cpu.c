@@ -55,6 +55,14 @@ bool perfctr_nmi_is_ours(void)
 					 read_lvtpc() & APIC_LVT_MASKED);
 }
 
+bool perfctr_unknown_nmi_is_ours(void)
+{
+	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
+
+	return READ_ONCE(pcpu->interrupts) &&
+	       perfctr_core_explains_unknown_nmi(perfctr_core_of_cpu(pcpu));
+}
+
 void perfctr_close_gate(void)
 {
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);

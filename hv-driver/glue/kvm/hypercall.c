@@ -68,12 +68,12 @@ uint64_t perfctr_glue_machine(void)
 int perfctr_glue_take_counters(void)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
-	struct perfctr_vcpu *p = vcpu->arch.perfctr;
 	int err;
 
-	if (!p || perfctr_has_counters(p) || !perfctr_allowed(vcpu->kvm))
+	if (!vcpu->arch.perfctr || perfctr_has_counters(vcpu) ||
+	    !perfctr_allowed(vcpu->kvm))
 		return 0;
-	err = perfctr_get_counters(vcpu, p);
+	err = perfctr_get_counters(vcpu);
 	if (err)
 		return err;
 	preempt_disable();
@@ -81,6 +81,11 @@ int perfctr_glue_take_counters(void)
 	preempt_enable();
 	perfctr_update_rdpmc(vcpu);
 	return 0;
+}
+
+void perfctr_glue_put_counters(void)
+{
+	perfctr_put_counters(kvm_get_running_vcpu());
 }
 
 int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest,

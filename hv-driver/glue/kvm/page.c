@@ -85,7 +85,6 @@ static void unpin(struct kvm *kvm, struct page *page)
 
 static void release(struct kvm *kvm, struct perfctr_vcpu *p)
 {
-	perfctr_put_counters(kvm, p);
 	unpin(kvm, p->page);
 	kfree(p);
 }
@@ -110,7 +109,7 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	}
 	p->gfn = gfn;
 	if (goes_on) {
-		err = perfctr_get_counters(vcpu, p);
+		err = perfctr_get_counters(vcpu);
 		if (err) {
 			release(vcpu->kvm, p);
 			return err;
@@ -121,6 +120,7 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	vcpu->arch.perfctr = p;
 	err = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
 				    page_address(p->page), guest, vcpu->vcpu_id,
+				    perfctr_window_of(vcpu),
 				    perfctr_core_of_machine(vcpu->kvm), false,
 				    goes_on);
 	if (err)
@@ -141,7 +141,8 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 	struct perfctr_vcpu *p = vcpu->arch.perfctr;
 
 	local_irq_disable();
-	perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p));
+	perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p),
+				perfctr_window_of(vcpu));
 	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
 	perfctr_page_written(vcpu, p);
@@ -160,6 +161,7 @@ void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p)
 
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
 {
+	perfctr_put_counters(vcpu);
 	if (vcpu->arch.perfctr)
 		release(vcpu->kvm, vcpu->arch.perfctr);
 	vcpu->arch.perfctr = NULL;
@@ -178,16 +180,16 @@ void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 	perfctr_core_abandon(perfctr_this_cpu(), perfctr_core_of(p));
 	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
+	perfctr_put_counters(vcpu);
 	release(vcpu->kvm, p);
 	perfctr_update_rdpmc(vcpu);
 }
 
 /* Guests must not read the host's counts, which are in the same counters. */
-bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
+bool perfctr_intercept_rdpmc(struct kvm_vcpu *vcpu)
 {
-	const struct perfctr_vcpu *p = vcpu->arch.perfctr;
-
-	return !p || !perfctr_has_counters(p) || !perfctr_allowed(vcpu->kvm) ||
+	return !vcpu->arch.perfctr || !perfctr_has_counters(vcpu) ||
+	       !perfctr_allowed(vcpu->kvm) ||
 	       perfctr_core_rdpmc_exits(perfctr_driver());
 }
 EXPORT_SYMBOL_FOR_KVM_INTERNAL(perfctr_intercept_rdpmc);

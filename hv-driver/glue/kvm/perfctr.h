@@ -45,7 +45,7 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu);
 int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length);
 
 /* Returns whether RDPMC has to exit from the vCPU. */
-bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu);
+bool perfctr_intercept_rdpmc(struct kvm_vcpu *vcpu);
 /*
  * Reads the counter for a vCPU's RDPMC. Returns false if the RDPMC has to raise
  * #GP.

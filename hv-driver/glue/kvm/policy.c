@@ -9,6 +9,9 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
 #include <linux/sysfs.h>
+#include <asm/apic.h>
+
+#include "lapic.h"
 
 #include "private.h"
 
@@ -37,6 +40,23 @@ const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
 	return perfctr_core_of_machine(kvm_get_running_vcpu()->kvm);
 }
 
+/*
+ * The guest's local APIC shows whether our module is there. Another kernel may
+ * take an unexplained NMI for a hardware fault. If the entry is masked, KVM
+ * itself delivers nothing.
+ */
+void perfctr_notify_module(struct kvm_vcpu *vcpu)
+{
+	u32 lvtpc;
+
+	if (!lapic_in_kernel(vcpu))
+		return;
+	lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC) &
+		(APIC_MODE_MASK | APIC_VECTOR_MASK);
+	if (lvtpc == (APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR))
+		perfctr_notify(vcpu);
+}
+
 /* A vCPU may go on executing for a long time, so an IPI stops it. */
 static void revoke_here(void *data)
 {
@@ -56,7 +76,10 @@ static void revoke_here(void *data)
 		perfctr_notify(vcpu);
 }
 
-/* Tells a guest to try again, if it was restored before it was allowed. */
+/*
+ * Tells a guest to try again, if it was restored before it was allowed, and if
+ * our module is there.
+ */
 static void tell(struct kvm *kvm)
 {
 	struct kvm_vcpu *vcpu;
@@ -65,7 +88,7 @@ static void tell(struct kvm *kvm)
 	WRITE_ONCE(kvm->arch.perfctr_machine, get_random_u64() | 1);
 	kvm_for_each_vcpu(i, vcpu, kvm)
 	{
-		perfctr_notify(vcpu);
+		perfctr_notify_module(vcpu);
 		kvm_vcpu_kick(vcpu);
 	}
 }
@@ -87,8 +110,9 @@ static void set_policy(struct kvm *kvm, const struct perfctr_hv_domain *wanted)
 }
 
 /*
- * A machine is named by the process that made it. The process must still exist,
- * since a later process may have the same number.
+ * A machine is named by the process that made it. To be allowed, the process
+ * must still exist, since a later process may have the same number. A machine
+ * can always be forbidden, also if its creator was a thread that has ended.
  */
 static struct mm_struct *memory_of(u32 pid)
 {
@@ -104,22 +128,27 @@ static struct mm_struct *memory_of(u32 pid)
 
 int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
 {
-	struct mm_struct *mm = memory_of(wanted->domid);
+	struct mm_struct *mm = NULL;
 	struct kvm *kvm;
 	int err = -ESRCH;
 
-	if (!mm)
-		return err;
+	if (wanted->enabled) {
+		mm = memory_of(wanted->domid);
+		if (!mm)
+			return err;
+	}
 	mutex_lock(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm->userspace_pid != wanted->domid || kvm->mm != mm)
+		if (kvm->userspace_pid != wanted->domid ||
+		    (mm && kvm->mm != mm))
 			continue;
 		set_policy(kvm, wanted);
 		err = 0;
 	}
 	mutex_unlock(&kvm_lock);
-	mmput(mm);
-	if (!wanted->enabled)
+	if (mm)
+		mmput(mm);
+	else
 		perfctr_settle_counters();
 	return err;
 }

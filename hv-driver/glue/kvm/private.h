@@ -17,14 +17,33 @@ struct perfctr_vcpu {
 	struct page *page; /* the guest's page, pinned */
 	gfn_t gfn;
 	bool in; /* switched in, at its first entry after a load */
-	bool needs; /* it needs the counters */
-	u64 taken; /* perfctr_taken when it got the counters, or 0 */
 	/* KVM's two values when the core was last given the guest's clock. */
 	u64 tsc_offset, tsc_ratio;
 	/* The values that VMX loads into the register that enables counters. */
 	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
 };
+
+/* What a vCPU keeps when its page is unregistered. */
+struct perfctr_kept {
+	u64 taken; /* perfctr_taken when it got the counters, or 0 */
+	u64 needs; /* whether it needs the counters */
+	u64 window[PERFCTR_WINDOW_BYTES / sizeof(u64)];
+};
+
+static inline struct perfctr_kept *perfctr_kept_of(struct kvm_vcpu *vcpu)
+{
+	BUILD_BUG_ON(sizeof(vcpu->arch.perfctr_kept) !=
+		     sizeof(struct perfctr_kept));
+
+	return (struct perfctr_kept *)vcpu->arch.perfctr_kept;
+}
+
+static inline struct perfctr_core_window *
+perfctr_window_of(struct kvm_vcpu *vcpu)
+{
+	return (struct perfctr_core_window *)perfctr_kept_of(vcpu)->window;
+}
 
 static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 {
@@ -92,8 +111,10 @@ static inline struct perfctr_core_cpu *perfctr_this_cpu(void)
 	return perfctr_core_of_cpu(this_cpu_ptr(&perfctr_pcpu));
 }
 
-/* Returns whether an NMI that has just come is the PMU's. */
+/* Returns whether an overflow explains an NMI that has just come. */
 bool perfctr_nmi_is_ours(void);
+/* Returns whether an NMI that nobody has explained is the PMU's. */
+bool perfctr_unknown_nmi_is_ours(void);
 /* Stops guests' counters here if perf has let them count; NMIs may call it. */
 void perfctr_close_gate(void);
 /* Lets the local APIC deliver the PMU's next interrupt. */
@@ -112,8 +133,8 @@ perfctr_core_of_machine(const struct kvm *kvm)
  * reserve.c: begin and end a vCPU's demand for the counters. Getting them may
  * wait. A vCPU that was switched in has to be switched in anew afterwards.
  */
-int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p);
-void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p);
+int perfctr_get_counters(struct kvm_vcpu *vcpu);
+void perfctr_put_counters(struct kvm_vcpu *vcpu);
 /*
  * Takes the counters if a machine needs them, and gives them back to the host
  * if none does. Returns when that is done or has failed.
@@ -123,15 +144,20 @@ void perfctr_settle_counters(void);
 void perfctr_stop_counters(void);
 
 /* Returns whether the driver has kept the counters since the vCPU got them. */
-static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
+static inline bool perfctr_has_counters(struct kvm_vcpu *vcpu)
 {
 	u64 taken = READ_ONCE(perfctr_taken);
 
-	return taken && p->taken == taken;
+	return taken && perfctr_kept_of(vcpu)->taken == taken;
 }
 
 /* policy.c: returns whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
+/*
+ * Sends the guest the PMU's interrupt if our module is there. The vCPU need not
+ * have a page.
+ */
+void perfctr_notify_module(struct kvm_vcpu *vcpu);
 /*
  * Returns the machine's number, which is another one after the machine was
  * restored or was allowed to count.

@@ -223,15 +223,16 @@ void perfctr_stop_counters(void)
  * as long as the vCPU needs them. Returns 0 if the driver has them, or an
  * error. may_try says whether the driver could take them now.
  */
-static int join(struct kvm *kvm, struct perfctr_vcpu *p, bool *may_try)
+static int join(struct kvm_vcpu *vcpu, bool *may_try)
 {
+	struct perfctr_kept *kept = perfctr_kept_of(vcpu);
 	int err;
 
 	mutex_lock(&perfctr_reserve_lock);
-	if (!p->needs)
-		perfctr_core_demand_begins(perfctr_core_of_machine(kvm));
-	p->needs = true;
-	p->taken = perfctr_taken;
+	if (!kept->needs)
+		perfctr_core_demand_begins(perfctr_core_of_machine(vcpu->kvm));
+	kept->needs = true;
+	kept->taken = perfctr_taken;
 	err = perfctr_core_reservation_state(reservation());
 	*may_try = perfctr_core_may_try(reservation(), ktime_get_ns());
 	mutex_unlock(&perfctr_reserve_lock);
@@ -243,20 +244,20 @@ static int join(struct kvm *kvm, struct perfctr_vcpu *p, bool *may_try)
  * under which KVM waits until every vCPU has left its SRCU section. So this
  * vCPU leaves its section.
  */
-int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
+int perfctr_get_counters(struct kvm_vcpu *vcpu)
 {
 	bool may_try;
 	int err;
 
 	kvm_vcpu_srcu_read_unlock(vcpu);
-	err = join(vcpu->kvm, p, &may_try);
+	err = join(vcpu, &may_try);
 	if (may_try) {
 		perfctr_settle_counters();
-		err = join(vcpu->kvm, p, &may_try);
+		err = join(vcpu, &may_try);
 	}
 	kvm_vcpu_srcu_read_lock(vcpu);
 	if (err)
-		perfctr_put_counters(vcpu->kvm, p);
+		perfctr_put_counters(vcpu);
 	return err;
 }
 
@@ -264,13 +265,15 @@ int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
  * Ends the vCPU's demand. The counters are not given back at once, because
  * another vCPU, or this one with another page, may soon need them.
  */
-void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p)
+void perfctr_put_counters(struct kvm_vcpu *vcpu)
 {
-	if (!p->needs)
+	struct perfctr_kept *kept = perfctr_kept_of(vcpu);
+
+	if (!kept->needs)
 		return;
-	p->needs = false;
-	p->taken = 0;
-	if (perfctr_core_demand_ends(perfctr_core_of_machine(kvm)))
+	kept->needs = false;
+	kept->taken = 0;
+	if (perfctr_core_demand_ends(perfctr_core_of_machine(vcpu->kvm)))
 		mod_delayed_work(system_freezable_wq, &perfctr_settle_later,
 				 HZ);
 }

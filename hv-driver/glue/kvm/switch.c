@@ -6,7 +6,6 @@
 #include <asm/apic.h>
 #include <asm/nmi.h>
 
-#include "lapic.h"
 #include "x86.h"
 
 #include "private.h"
@@ -49,21 +48,15 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 
 /*
  * Our module in a restored guest has to know of the restoration before the
- * guest executes anything, even if the guest may not count here. The guest's
- * local APIC shows whether our module is there: another kernel may take an
- * unexplained NMI for a hardware fault.
+ * guest executes anything, even if the guest may not count here.
  */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 {
-	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC) &
-		    (APIC_LVT_MASKED | APIC_MODE_MASK | APIC_VECTOR_MASK);
-
 	if (!perfctr_on)
 		return;
 	if (vcpu->arch.perfctr)
 		perfctr_page_abandon(vcpu);
-	if (lvtpc == (APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR))
-		perfctr_notify(vcpu);
+	perfctr_notify_module(vcpu);
 }
 
 /* This is not inlined, because most vCPUs need it only once. */
@@ -193,6 +186,19 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 }
 
 /*
+ * Linux calls this when no handler of local NMIs and none of the chipset's
+ * reasons has explained the NMI. It also calls everybody else who has asked for
+ * such NMIs, whatever this returns.
+ */
+static int perfctr_unknown_nmi(unsigned int kind, struct pt_regs *regs)
+{
+	if (!perfctr_unknown_nmi_is_ours())
+		return NMI_DONE;
+	irq_work_queue(this_cpu_ptr(&perfctr_overflow));
+	return NMI_HANDLED;
+}
+
+/*
  * Intel's PT needs none of the counters that the driver has reserved. While perf
  * uses it, perf's own handler looks at each NMI. It acknowledges whatever has
  * overflowed, unmasks the local APIC's entry, and lets all counters count.
@@ -203,18 +209,27 @@ static int perfctr_nmi_after_perf(unsigned int kind, struct pt_regs *regs)
 	return NMI_DONE;
 }
 
-/* One handler is called before perf's, and one after it. */
+static void give_nmi_back(void)
+{
+	unregister_nmi_handler(NMI_UNKNOWN, "kvm/perfctr:late");
+	unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr:gate");
+	unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr");
+}
+
+/* One handler is called before perf's, one after it, and one after all others. */
 static int take_nmi(void)
 {
 	int err = register_nmi_handler(NMI_LOCAL, perfctr_nmi, NMI_FLAG_FIRST,
 				       "kvm/perfctr");
 
+	if (!err)
+		err = register_nmi_handler(NMI_LOCAL, perfctr_nmi_after_perf, 0,
+					   "kvm/perfctr:gate");
+	if (!err)
+		err = register_nmi_handler(NMI_UNKNOWN, perfctr_unknown_nmi, 0,
+					   "kvm/perfctr:late");
 	if (err)
-		return err;
-	err = register_nmi_handler(NMI_LOCAL, perfctr_nmi_after_perf, 0,
-				   "kvm/perfctr:gate");
-	if (err)
-		unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr");
+		give_nmi_back();
 	return err;
 }
 
@@ -236,8 +251,7 @@ void perfctr_give_interrupt_back(void)
 {
 	int cpu;
 
-	unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr:gate");
-	unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr");
+	give_nmi_back();
 	for_each_possible_cpu(cpu)
 		irq_work_sync(per_cpu_ptr(&perfctr_overflow, cpu));
 }

@@ -98,12 +98,12 @@ int perfctr_glue_accounts_read(struct perfctr_hv_accounts *answer)
 
 int perfctr_glue_accounts_stop(void)
 {
-    bool was;
+    bool was_active;
 
     spin_lock(&accounts_lock);
-    was = perfctr_core_end_accounts(perfctr_driver());
-    if ( was )
+    was_active = perfctr_core_end_accounts(perfctr_driver());
+    if ( was_active )
         on_each_cpu(account_here, NULL, 1);
     spin_unlock(&accounts_lock);
-    return was ? 0 : -ENXIO;
+    return was_active ? 0 : -ENXIO;
 }

@@ -77,13 +77,38 @@ void perfctr_hvm_update_clock(const struct vcpu *v)
 }
 
 /*
- * This executes in a softirq, before the guest goes on. With interrupts
- * disabled, Xen would leave it to the idle vCPU to assert the guest's
- * interrupt. For that v would be switched out, and others might execute first.
+ * This executes in a softirq, with interrupts enabled, before the guest goes
+ * on. Where interrupts are disabled, as they are in send_guest_vcpu_virq(), Xen
+ * leaves it to the idle vCPU to assert the guest's interrupt. For that v would
+ * be switched out, and it might go on elsewhere without its interrupt. The
+ * channel's own lock and state say whether the port is still that of the
+ * virtual interrupt.
  */
-void cf_check perfctr_hvm_tell(void *v)
+void cf_check perfctr_hvm_notify(void *data)
 {
-    send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
+    struct perfctr_vcpu *p = data;
+    struct vcpu *v = p->vcpu;
+    evtchn_port_t port = read_atomic(&v->virq_to_evtchn[PERFCTR_VIRQ_NUMBER]);
+    struct evtchn *channel;
+
+    p->unnotified = false;
+    if ( !port )
+        return;
+
+    channel = evtchn_from_port(v->domain, port);
+    if ( !evtchn_read_trylock(channel) )
+        return;
+
+    if ( channel->state == ECS_VIRQ && channel->u.virq == PERFCTR_VIRQ_NUMBER )
+        evtchn_port_set_pending(v->domain, v->vcpu_id, channel);
+    evtchn_read_unlock(channel);
+
+    /*
+     * Another event may have been pending before, whose interrupt Xen has left
+     * to the idle vCPU. Then Xen asserts none for this one.
+     */
+    if ( vcpu_info(v, evtchn_upcall_pending) )
+        hvm_assert_evtchn_irq(v);
 }
 
 /*

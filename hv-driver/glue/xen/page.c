@@ -75,7 +75,7 @@ static int prepare(struct vcpu *curr, uint64_t gfn, struct perfctr_vcpu *p)
 
 static void release(struct perfctr_vcpu *p)
 {
-    tasklet_kill(&p->tells);
+    tasklet_kill(&p->notifier);
     unmap(p->page);
     xfree(p);
 }
@@ -115,12 +115,14 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
         xfree(p);
         return rc;
     }
-    softirq_tasklet_init(&p->tells, perfctr_hvm_tell, curr);
+    p->vcpu = curr;
+    softirq_tasklet_init(&p->notifier, perfctr_hvm_notify, p);
 
     local_irq_disable();
     rc = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,
-                               guest, curr->vcpu_id, perfctr_core_of_domain(d),
-                               is_control_domain(d), goes_on);
+                               guest, curr->vcpu_id, perfctr_window_of(curr),
+                               perfctr_core_of_domain(d), is_control_domain(d),
+                               goes_on);
     if ( !rc )
     {
         curr->arch.perfctr = p;
@@ -142,7 +144,8 @@ void perfctr_page_unregister(struct vcpu *curr)
     struct perfctr_vcpu *p = curr->arch.perfctr;
 
     local_irq_disable();
-    perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p));
+    perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p),
+                            perfctr_window_of(curr));
     curr->arch.perfctr = NULL;
     update_rdpmc(curr);
     local_irq_enable();

@@ -17,7 +17,9 @@
 /* A vCPU with a registered page. v->arch.perfctr points to it. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
-    struct tasklet tells; /* interrupts an HVM or PVH guest at an overflow */
+    struct vcpu *vcpu;
+    struct tasklet notifier; /* sends an HVM or PVH guest its interrupt */
+    bool unnotified; /* `notifier` has not begun to execute yet */
     uint64_t core[PERFCTR_VCPU_BYTES / sizeof(uint64_t)];
 };
 
@@ -75,6 +77,13 @@ perfctr_account_of(const struct vcpu *v)
     return (const struct perfctr_core_vcpu_account *)v->arch.perfctr_account;
 }
 
+static inline struct perfctr_core_window *perfctr_window_of(struct vcpu *v)
+{
+    BUILD_BUG_ON(sizeof(v->arch.perfctr_window) != PERFCTR_WINDOW_BYTES);
+
+    return (struct perfctr_core_window *)v->arch.perfctr_window;
+}
+
 static inline perfctr_rings perfctr_rings_of(const struct vcpu *v)
 {
     return is_hvm_vcpu(v) ? PERFCTR_RINGS_HARDWARE : PERFCTR_RINGS_FOLDED;
@@ -113,7 +122,7 @@ void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place);
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_hvm_clock(const struct vcpu *v);
 void perfctr_hvm_update_clock(const struct vcpu *v);
-void cf_check perfctr_hvm_tell(void *v);
+void cf_check perfctr_hvm_notify(void *p);
 void perfctr_hvm_update_intercept(struct vcpu *v);
 int perfctr_hvm_add_gate(struct vcpu *curr);
 void perfctr_hvm_remove_gate(struct vcpu *v);

@@ -217,12 +217,12 @@ int perfctr_glue_profile_read(uint32_t cpu, struct perfctr_hv_samples *samples)
 
 int perfctr_glue_profile_stop(void)
 {
-    bool was;
+    bool was_active;
 
     spin_lock(&profile_lock);
-    was = perfctr_core_end_profile(perfctr_driver());
-    if ( was )
+    was_active = perfctr_core_end_profile(perfctr_driver());
+    if ( was_active )
         end();
     spin_unlock(&profile_lock);
-    return was ? 0 : -ENXIO;
+    return was_active ? 0 : -ENXIO;
 }

@@ -27,7 +27,10 @@ static void overflowed_here(struct vcpu *v, bool in_kernel)
 static void notify(struct vcpu *v)
 {
     if ( is_hvm_vcpu(v) )
-        tasklet_schedule(&v->arch.perfctr->tells);
+    {
+        v->arch.perfctr->unnotified = true;
+        tasklet_schedule(&v->arch.perfctr->notifier);
+    }
     else
         send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
 }
@@ -54,14 +57,18 @@ void perfctr_switch_from(struct vcpu *v)
         perfctr_account_current(v);
 }
 
-/* Interrupts are disabled. */
+/*
+ * Interrupts are disabled. If v was switched out before it was notified, the
+ * notifier moves here from the CPU that v has left.
+ */
 static void switch_to(struct vcpu *v, struct perfctr_vcpu *p)
 {
     if ( is_hvm_vcpu(v) )
         perfctr_hvm_update_clock(v);
     if ( perfctr_core_switch_to(
              perfctr_this_cpu(), perfctr_core_of(p), perfctr_pv_in_kernel(v),
-             perfctr_core_of_domain(v->domain), is_control_domain(v->domain)) )
+             perfctr_core_of_domain(v->domain), is_control_domain(v->domain)) ||
+         p->unnotified )
         notify(v);
 }
 

@@ -64,6 +64,10 @@ pub enum Cause {
     SecurityModule,
     /// The kernel was built without perf events, or a filter answers as if it were.
     NoPerfEvents,
+    /// Samples of this event can have no branches on this machine.
+    NoBranches,
+    /// Samples can have only branches of user mode on this machine.
+    KernelBranches,
     /// This provider works on x86-64 only.
     NotX86,
     /// Another reason, of which only the error number is known.
@@ -201,6 +205,15 @@ impl Cause {
                 "the kernel has no perf events (CONFIG_PERF_EVENTS), or a filter hides them",
                 "a kernel that has them, or another filter, would count",
             ),
+            Self::NoBranches => (
+                "no branches are recorded here for samples of this event",
+                "processors that record branches do so for their own events; for a guest of Xen, \
+                 the host has to allow it by the driver's option `branches`",
+            ),
+            Self::KernelBranches => (
+                "only branches of user mode are recorded here",
+                "`:u` behind the event samples user mode with its branches",
+            ),
             _ => return None,
         };
         Some((reason.to_owned(), remedy))
@@ -316,6 +329,11 @@ impl Refusal {
         Self::new(Provider::Native, error, |errno| surroundings.cause_of_denial(errno, wanted))
     }
 
+    /// Makes the refusal of a perf event for the sake of the branches in its samples.
+    pub(crate) fn of_branches(error: &io::Error, cause: Cause) -> Self {
+        Self::new(Provider::Native, error, |_| cause)
+    }
+
     /// Makes the refusal of a provider that works on x86-64 only.
     pub(crate) fn not_x86(provider: Provider) -> Self {
         Self { provider, cause: Cause::NotX86, errno: libc::ENOSYS }
@@ -343,7 +361,7 @@ impl Refusal {
 mod tests {
     use super::*;
 
-    const CAUSES: [Cause; 20] = [
+    const CAUSES: [Cause; 22] = [
         Cause::NoHypervisor,
         Cause::NoModule,
         Cause::DeviceAccess,
@@ -362,6 +380,8 @@ mod tests {
         Cause::Seccomp,
         Cause::SecurityModule,
         Cause::NoPerfEvents,
+        Cause::NoBranches,
+        Cause::KernelBranches,
         Cause::NotX86,
         Cause::Other,
     ];

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use perf_event_open_sys::bindings as perf;
 
 use self::samples::Fields;
-pub use self::samples::{Sample, Samples};
+pub use self::samples::{Branch, BranchFlags, Sample, Samples};
 pub use self::totals::Totals;
 pub use self::turns::{Turns, TurnsForm};
 pub use crate::total::Total;
@@ -31,7 +31,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::provider::known;
 use crate::provider::native::{attributes, explain_open_failure, pid};
-use crate::provider::refusal::Wanted;
+use crate::provider::refusal::{Cause, Refusal, Wanted};
 use crate::sys::{PerfEvent, WITH_TIMES};
 
 /// A description of the threads to count, of the events, and of the time at which counting starts.
@@ -86,7 +86,7 @@ const ALL: i32 = -1;
 impl Watch {
     const fn new(whose: Whose) -> Self {
         let events = Vec::new();
-        let fields = Fields { counts: false, callers: false };
+        let fields = Fields { counts: false, callers: false, branches: false };
         Self {
             whose,
             inherit: false,
@@ -161,6 +161,14 @@ impl Watch {
         self
     }
 
+    /// Gives samples the branches that the processor took last before them, of each mode in which
+    /// the event counts. Processors, and hosts of a guest, may record none, or only those of user
+    /// mode. Events whose samples have branches of different modes take turns on a CPU.
+    pub const fn branches(mut self) -> Self {
+        self.fields.branches = true;
+        self
+    }
+
     /// Gives each sample the event's count at that moment. Linux does not do that for events that
     /// are [inherited](Self::inherit).
     pub const fn counts(mut self) -> Self {
@@ -224,10 +232,11 @@ impl Watch {
             };
             places = places.iter().flat_map(on).collect::<Result<_, Error>>()?;
         }
-        let open = |(whose, cpu, flags)| {
+        let open = |place| {
+            let (whose, cpu, flags) = place;
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
                 .map(|opened| (cpu, opened))
-                .map_err(|error| self.explain_sampling(&event, error))
+                .map_err(|error| self.explain_sampling(&event, place, error))
         };
         let anchors = self.anchors(&event)?;
         Samples::new(self.at(places, open)?, anchors, self.fields)
@@ -283,15 +292,45 @@ impl Watch {
         })
     }
 
-    /// Returns the error that explains why this event does not sample. Linux refuses a frequency
-    /// that is too high in the same way as an event that it does not know.
-    fn explain_sampling(&self, event: &Event, error: io::Error) -> Error {
+    /// Returns the error that explains why this event does not sample at a place. Linux refuses
+    /// branches in the same way as an event that cannot sample, and a frequency that is too high in
+    /// the same way as an event that it does not know.
+    fn explain_sampling(&self, event: &Event, place: Place, error: io::Error) -> Error {
+        if error.kind() == io::ErrorKind::Unsupported && self.fields.branches {
+            let opens = |event: &Event, fields| self.can_sample(event, fields, place);
+            if let Some(cause) = self.why_no_branches(event, opens) {
+                return Error::Refused(Refusal::of_branches(&error, cause));
+            }
+        }
         let is_too_often = |frequency| samples_at_most().is_some_and(|most| most < frequency);
         if error.kind() == io::ErrorKind::InvalidInput && self.frequency.is_some_and(is_too_often) {
             let reason = "kernel.perf_event_max_sample_rate allows fewer samples in a second";
             return Error::unavailable(*event, reason);
         }
         explain_open_failure(event, self.wanted(event), error)
+    }
+
+    /// Returns why an event cannot have branches in its samples, if it samples without them.
+    /// `opens` says whether an event can sample with certain fields.
+    fn why_no_branches(
+        &self,
+        event: &Event,
+        opens: impl Fn(&Event, Fields) -> bool,
+    ) -> Option<Cause> {
+        let without = Fields { branches: false, ..self.fields };
+        if *event != event.user() && opens(&event.user(), self.fields) {
+            return Some(Cause::KernelBranches);
+        }
+        opens(event, without).then_some(Cause::NoBranches)
+    }
+
+    /// Returns whether an event can sample with these fields at a place.
+    fn can_sample(&self, event: &Event, fields: Fields, (whose, cpu, flags): Place) -> bool {
+        let attributes = Samples::attributes(event, self.frequency, fields);
+        attributes.is_ok_and(|mut attributes| {
+            self.when(&mut attributes);
+            PerfEvent::open_where((whose, cpu), &mut attributes, None, flags).is_ok()
+        })
     }
 
     fn wanted(&self, event: &Event) -> Wanted {
@@ -490,6 +529,19 @@ mod tests {
         assert!(message(counting.unwrap_err()).contains("no period is given"));
         let unknown = Watch::this_thread().count("x", Event::raw(0x0151)).open();
         assert!(message(unknown.unwrap_err()).contains("not known to be right"));
+    }
+
+    #[test]
+    fn an_event_without_branches_is_told_from_one_that_cannot_sample() {
+        let watch = Watch::this_thread().branches();
+        let both = Event::INSTRUCTIONS;
+        let why =
+            |event: Event, opens: fn(&Event, Fields) -> bool| watch.why_no_branches(&event, opens);
+        let of_user = |event: &Event, fields: Fields| !fields.branches || *event == event.user();
+        assert_eq!(why(both, of_user), Some(Cause::KernelBranches));
+        assert_eq!(why(both, |_, fields| !fields.branches), Some(Cause::NoBranches));
+        assert_eq!(why(EVENT, |_, fields| !fields.branches), Some(Cause::NoBranches));
+        assert_eq!([both, EVENT].map(|event| why(event, |_, _| false)), [None; 2]);
     }
 
     #[test]

@@ -37,6 +37,74 @@ pub struct Sample {
     /// With [`callers`](super::Watch::callers), the addresses to which the functions on the stack
     /// will return, the innermost function's first.
     pub callers: Vec<u64>,
+    /// With [`branches`](super::Watch::branches), the branches that were taken last before the
+    /// sample, the latest one first. How many there are depends on the processor. Soon after
+    /// another thread has executed there are fewer.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub branches: Vec<Branch>,
+}
+
+/// A branch that a processor has taken and recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Branch {
+    /// The address of the branch.
+    pub from: u64,
+    /// The address of the instruction to which it has led.
+    pub to: u64,
+    /// What Linux says of it.
+    pub flags: BranchFlags,
+}
+
+/// What Linux says of a branch: the bits behind the addresses in its `struct perf_branch_entry`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct BranchFlags(u64);
+
+impl BranchFlags {
+    /// Makes them of Linux's bits.
+    pub const fn new(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Returns Linux's bits.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    const fn has(self, bit: u32) -> bool {
+        self.0 >> bit & 1 != 0
+    }
+
+    /// Returns whether the processor has predicted the branch wrongly, or `None` if the record does
+    /// not say.
+    pub const fn mispredicted(self) -> Option<bool> {
+        match (self.has(0), self.has(1)) {
+            (true, _) => Some(true),
+            (false, true) => Some(false),
+            (false, false) => None,
+        }
+    }
+
+    /// Returns whether the branch was in a transaction (TSX).
+    pub const fn in_transaction(self) -> bool {
+        self.has(2)
+    }
+
+    /// Returns whether this is no branch of the program, but the end of an aborted transaction.
+    pub const fn is_abort(self) -> bool {
+        self.has(3)
+    }
+
+    /// Returns the time since the branch before it, or `None` if the record does not say. Unit:
+    /// cycles.
+    pub const fn cycles(self) -> Option<u16> {
+        match (self.0 >> 4) as u16 {
+            0 => None,
+            cycles => Some(cycles),
+        }
+    }
 }
 
 /// The samples of a [`Watch`](super::Watch), which the kernel writes into rings.
@@ -72,6 +140,7 @@ pub struct Samples {
 pub(super) struct Fields {
     pub(super) counts: bool,
     pub(super) callers: bool,
+    pub(super) branches: bool,
 }
 
 /// The records that were read from the rings.
@@ -122,6 +191,11 @@ impl Samples {
             attributes.sample_type |= u64::from(perf::PERF_SAMPLE_CALLCHAIN);
             attributes.set_exclude_callchain_kernel(attributes.exclude_kernel());
             attributes.set_exclude_callchain_user(attributes.exclude_user());
+        }
+        if fields.branches {
+            attributes.sample_type |= u64::from(perf::PERF_SAMPLE_BRANCH_STACK);
+            // Linux adds the event's own modes, since no other ones are named.
+            attributes.branch_sample_type = perf::PERF_SAMPLE_BRANCH_ANY.into();
         }
         attributes.set_watermark(1);
         attributes.__bindgen_anon_2.wakeup_watermark = (ring::BYTES / 4) as u32;
@@ -241,6 +315,7 @@ fn sample(words: &mut impl Iterator<Item = u64>, fields: Fields) -> Option<Sampl
         period,
         count: None,
         callers: Vec::new(),
+        branches: Vec::new(),
     };
     if fields.counts {
         sample.count = Some(words.next()?);
@@ -250,6 +325,14 @@ fn sample(words: &mut impl Iterator<Item = u64>, fields: Fields) -> Option<Sampl
         let addresses = words.take(entries as usize).filter(|&word| word < CONTEXT_FIRST);
         // The first address is the place of the thread.
         sample.callers = addresses.skip(1).collect();
+    }
+    if fields.branches {
+        let entries = words.next()?;
+        let branch = |_| {
+            let (from, to, flags) = (words.next()?, words.next()?, BranchFlags(words.next()?));
+            Some(Branch { from, to, flags })
+        };
+        sample.branches = (0..entries).map(branch).collect::<Option<_>>()?;
     }
     Some(sample)
 }
@@ -279,7 +362,7 @@ mod tests {
 
     fn read(bytes: &[u8], callers: bool) -> Option<Read> {
         let mut read = Read::default();
-        read.records(bytes, Fields { callers, counts: false })?;
+        read.records(bytes, Fields { callers, ..Fields::default() })?;
         Some(read)
     }
 
@@ -292,9 +375,10 @@ mod tests {
             read.records(&bytes, fields)?;
             read.samples.pop_front()
         };
-        let sample = read(Fields { counts: true, callers: true }).unwrap();
+        let sample = read(Fields { counts: true, callers: true, ..Fields::default() }).unwrap();
         assert_eq!((sample.count, &sample.callers[..]), (Some(5_017), &[0x50][..]));
-        assert_eq!(read(Fields { counts: true, callers: false }).unwrap().count, Some(5_017));
+        let counts = Fields { counts: true, ..Fields::default() };
+        assert_eq!(read(counts).unwrap().count, Some(5_017));
         assert_eq!(read(Fields::default()).unwrap().count, None);
     }
 
@@ -319,12 +403,76 @@ mod tests {
             period: 1_000,
             count: None,
             callers,
+            branches: Vec::new(),
         };
         let alone = Sample { callers: Vec::new(), ..expected.clone() };
         for (callers, expected) in [(true, expected), (false, alone)] {
             let expected = Read { samples: [expected].into(), lost: 7, throttled: 1 };
             assert_eq!(read(&bytes, callers), Some(expected));
         }
+    }
+
+    #[test]
+    fn branches_stand_behind_the_callers() {
+        let start = [0x1234, two(7, 8), 99, two(3, 0), 1_000];
+        let (count, callers) = ([5_017], [2, 0x1234, 0x50]);
+        let flags = [1, 2, 1 << 40];
+        let branches = [3, 0x10, 0x20, flags[0], 0x30, 0x40, flags[1], 0x50, 0x60, flags[2]];
+        let of = |words: &[&[u64]], fields| {
+            let mut read = Read::default();
+            read.records(&record(perf::PERF_RECORD_SAMPLE, &words.concat()), fields)?;
+            read.samples.pop_front()
+        };
+        let all = Fields { counts: true, callers: true, branches: true };
+        let sample = of(&[&start, &count, &callers, &branches], all).unwrap();
+        assert_eq!((sample.count, &sample.callers[..]), (Some(5_017), &[0x50][..]));
+        let expected = [(0x10, 0x20), (0x30, 0x40), (0x50, 0x60)];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .zip(flags.map(BranchFlags))
+            .map(|((from, to), flags)| Branch { from, to, flags })
+            .collect();
+        assert_eq!(sample.branches, expected);
+        let alone = Fields { branches: true, ..Fields::default() };
+        assert_eq!(of(&[&start, &branches], alone).unwrap().branches, expected);
+        assert_eq!(of(&[&start, &[0]], alone).unwrap().branches, [], "there may be none");
+        let callers = Fields { counts: false, ..all };
+        assert_eq!(of(&[&start, &[1, 0x1234], &branches], callers).unwrap().branches, expected);
+        // A record that ends before its last branch, or before the number of branches.
+        for length in 0..branches.len() {
+            assert_eq!(of(&[&start, &branches[..length]], alone), None, "{length} words");
+        }
+        assert_eq!(of(&[&start, &[u64::MAX], &branches[1..]], alone), None);
+    }
+
+    #[test]
+    fn flags_of_branches_are_linuxs() {
+        let facts = |flags: u64| {
+            let flags = BranchFlags(flags);
+            let transaction = (flags.in_transaction(), flags.is_abort());
+            (flags.mispredicted(), transaction, flags.cycles())
+        };
+        let no = (false, false);
+        assert_eq!(facts(0), (None, no, None));
+        assert_eq!(facts(1), (Some(true), no, None));
+        assert_eq!(facts(1 << 1 | 3 << 4), (Some(false), no, Some(3)));
+        assert_eq!(facts(1 << 2), (None, (true, false), None));
+        assert_eq!(facts(1 << 3), (None, (false, true), None));
+        // Bit 20 begins the branch's kind, which is not told here.
+        assert_eq!(facts(0xffff << 4 | 1 << 20), (None, no, Some(0xffff)));
+    }
+
+    #[test]
+    fn branches_are_of_the_modes_in_which_the_event_counts() {
+        let event = Event::INSTRUCTIONS.every(1_000);
+        let of = |fields| Samples::attributes(&event, None, fields).unwrap();
+        let with = of(Fields { branches: true, ..Fields::default() });
+        let without = of(Fields::default());
+        let has = |attributes: &perf::perf_event_attr| {
+            attributes.sample_type & u64::from(perf::PERF_SAMPLE_BRANCH_STACK) != 0
+        };
+        assert_eq!((has(&with), with.branch_sample_type), (true, 1 << 3), "any, and no mode");
+        assert_eq!((has(&without), without.branch_sample_type), (false, 0));
     }
 
     #[test]
@@ -341,7 +489,8 @@ mod tests {
 
     #[test]
     fn what_samples_has_a_period_or_a_frequency() {
-        let (event, fields) = (Event::INSTRUCTIONS.user(), Fields { callers: true, counts: false });
+        let event = Event::INSTRUCTIONS.user();
+        let fields = Fields { callers: true, ..Fields::default() };
         let why = |event: Event, frequency| {
             Samples::attributes(&event, frequency, fields).unwrap_err().to_string()
         };

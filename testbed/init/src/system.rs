@@ -52,9 +52,10 @@ pub fn connect_to_itself() -> Result<()> {
     fs::write(FLAGS, format!("{up:#x}")).context(FLAGS)
 }
 
-/// Mounts the file system that Xen's tools use, on Xen. Its module must be loaded.
+/// Mounts the file system that Xen's tools use, on Xen, unless a whole system has mounted it. Its
+/// module must be loaded.
 pub fn mount_xenfs() -> Result<()> {
-    if fs::metadata("/proc/xen").is_err() {
+    if !fs::exists("/proc/xen")? || fs::exists("/proc/xen/capabilities")? {
         return Ok(());
     }
     mount(Some("xenfs"), "/proc/xen", Some("xenfs"), MsFlags::empty(), None::<&str>)

@@ -303,10 +303,11 @@ impl Machine {
         }
         let sums = without_steps(|| guest_kmod::publish::published(&own.page));
         match sums {
-            Ok(sums) => {
+            Ok(Some(sums)) => {
                 let looks = Looks::default();
                 self.check_values(thread, sums.tsc, &sums.counter, &looks, "what is published");
             }
+            Ok(None) => self.fail(format!("thread {thread}'s sums are being written by nobody")),
             Err(errno) => self.check_failure(thread, errno),
         }
     }

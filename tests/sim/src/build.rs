@@ -190,6 +190,8 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         online: Cell::new(false),
         lost_page: Cell::new(false),
         needs_counters: Cell::new(false),
+        window: Cell::default(),
+        overflows_before: Cell::new(0),
         taken: Cell::new(0),
         virq: Cell::new(false),
         nmi: Cell::new(Nmi::Changed),

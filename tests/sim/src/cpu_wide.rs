@@ -385,7 +385,10 @@ impl Machine {
             return;
         }
         match without_steps(|| published(&vcpu.cpu_wide.page)) {
-            Ok(sums) => self.check_cpu_wide(index, &sums, &Looks::default(), "what is published"),
+            Ok(Some(sums)) => {
+                self.check_cpu_wide(index, &sums, &Looks::default(), "what is published");
+            }
+            Ok(None) => self.fail(format!("vCPU {index}'s sums are being written by nobody")),
             Err(errno) => self.check_cpu_wide_error(index, errno),
         }
     }

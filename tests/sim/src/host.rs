@@ -153,7 +153,8 @@ impl Machine {
     fn note_put_off(&self, index: usize, before: u64) {
         let vcpu = &self.vcpus[index];
         let put_off = self.throttled(index) != before;
-        let overflows = without_steps(|| vcpu.page().overflows.load(Relaxed));
+        let in_page = without_steps(|| vcpu.page().overflows.load(Relaxed));
+        let overflows = vcpu.overflows_before.get().wrapping_add(in_page);
         let good = self.domains[vcpu.domain].kind == crate::shape::Kind::Good;
         if put_off && good && overflows < self.shape.overflows_max {
             self.fail(format!("an overflow is put off after {overflows}"));
@@ -518,6 +519,7 @@ impl Machine {
     pub fn destroy_vcpu(&self, index: usize) {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
+        self.vcpus[index].window.take();
         self.vcpus[index].set_counts(Counts::Nothing, self.steps.get());
         self.put_counters(index);
         if let Some((_, page)) = self.vcpus[index].registered.take() {
@@ -761,6 +763,10 @@ impl<'a> Caller for Hypercall<'a> {
         self.machine.take_counters(self.index)
     }
 
+    fn put_counters(&mut self) {
+        self.machine.put_counters(self.index);
+    }
+
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
         let page = machine.page_at_gfn(domain, gfn).ok_or(Errno::INVAL)?;
@@ -776,6 +782,7 @@ impl<'a> Caller for Hypercall<'a> {
             domain: domain.serial.get(),
             guest: *guest,
             allowed: self.limits().is_some(),
+            window: vcpu.window.get(),
         };
         let core = machine.on_cpu(|cpu| {
             let mut core = DriverVcpu::register(cpu, page_of, &who, left.as_ref());
@@ -807,12 +814,19 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn unregister(&mut self) {
-        _ = self.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page));
+        let kept = self.on_vcpu(|cpu, vcpu, page, _| {
+            let window = vcpu.unregister(cpu, page);
+            (window, without_steps(|| page.overflows.load(Relaxed)))
+        });
+        if let Some((window, overflows)) = kept {
+            let vcpu = self.vcpu();
+            vcpu.window.set(window);
+            vcpu.overflows_before.update(|before| before.wrapping_add(overflows));
+        }
         let exits = self.domain().hardware;
         self.vcpu().set_counts(Counts::Nothing, self.machine.steps.get());
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);
-        self.machine.put_counters(self.index);
         if let Some((_, page)) = self.vcpu().registered.take() {
             self.machine.unpin(page);
         }

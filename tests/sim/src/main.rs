@@ -45,8 +45,9 @@ mod cli {
         /// Replay a failing seed with as few events as possible, and print it.
         #[arg(long)]
         minimise: bool,
-        /// Do everything that belongs to a test: seeds, a guided search, --bugs, --exhaustive and
-        /// --growth. If the environment has PERFCTR_VOLUME=long, make a billion steps.
+        /// Do everything that belongs to a test, as without any option: seeds, a guided search,
+        /// --bugs, --exhaustive and --growth. If the environment has PERFCTR_VOLUME=long, make a
+        /// billion steps.
         #[arg(long)]
         all: bool,
         /// Make this many steps in runs that lead to something new.
@@ -89,7 +90,8 @@ mod cli {
             };
             Bug::switch(Some(bug));
         }
-        let passed = if options.all {
+        let has_options = std::env::args_os().len() > 1;
+        let passed = if options.all || !has_options {
             all()
         } else if options.bugs {
             bugs(options.steps, options.only.as_deref())

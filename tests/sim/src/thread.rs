@@ -255,7 +255,7 @@ impl Machine {
             return;
         }
         let since = self.threads[other].published.borrow().len().saturating_sub(1);
-        if let Ok(Sums { tsc, counter }) = published(&self.threads[other].page) {
+        if let Ok(Some(Sums { tsc, counter })) = published(&self.threads[other].page) {
             let mut values = vec![tsc];
             values.extend(counter);
             let claim = Claim { since, values };

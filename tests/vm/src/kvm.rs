@@ -267,8 +267,8 @@ impl Kvm {
     }
 
     /// Makes the host allow a machine by the number of the process that made it: while that process
-    /// exists, when it is gone, and when another process has its number. Returns the three errors,
-    /// 0 for none.
+    /// exists, when it is gone, and when another process has its number. Then the host forbids the
+    /// machine by that number. Returns the four errors, 0 for none.
     ///
     /// # Errors
     ///

@@ -338,9 +338,12 @@ mod memory {
             // SAFETY: a new mapping, at an address that the kernel chooses.
             let start = unsafe { mmap_anonymous(None, bytes, access, MapFlags::MAP_PRIVATE)? };
             let memory = Self { start, bytes };
-            // With a huge page only the first access would fault.
-            memory.advise(MmapAdvise::MADV_NOHUGEPAGE)?;
-            Ok(memory)
+            // With a huge page only the first access would fault. A kernel with PREEMPT_RT has no
+            // huge pages, and refuses to be told so.
+            match memory.advise(MmapAdvise::MADV_NOHUGEPAGE) {
+                Err(error) if error != nix::errno::Errno::EINVAL => Err(error),
+                _ => Ok(memory),
+            }
         }
 
         /// Gives all pages back to the kernel. They read as 0 again.

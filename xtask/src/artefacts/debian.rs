@@ -32,9 +32,9 @@ const PACKAGES: &[&str] = &[
 pub const PACKAGING: &[&str] =
     &["build-essential", "debhelper", "dh-dkms", "dh-python", "dpkg-dev", "help2man"];
 
-/// The packages that a host has in addition: a boot menu, and Debian's own Xen in it. It has a
-/// kernel, too.
-const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64"];
+/// The packages that a host has in addition: a boot menu, Debian's own Xen in it, and Xen's tools.
+/// It has a kernel, too.
+const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64", "xen-utils-4.17"];
 
 /// The packages of a host of virtual machines, beside its kernel: those that run the machines, and
 /// those that sign a kernel's modules.

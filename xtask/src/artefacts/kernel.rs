@@ -19,6 +19,9 @@ pub const USUAL: &str = "6.1";
 /// The same version, built so that it checks itself.
 pub const DEBUG: &str = "6.1-debug";
 
+/// The same version with PREEMPT_RT.
+pub const RT: &str = "6.1-rt";
+
 /// A kernel image with its modules.
 pub struct Kernel {
     /// Its version, as [`of`] takes it.
@@ -80,8 +83,15 @@ impl Kernel {
 struct Recipe {
     /// A release of Debian, and further suites. The last of them has the kernel.
     suites: Vec<String>,
+    /// The kernel's kind, as the names of Debian's packages of it end.
+    #[serde(default = "usual_flavour")]
+    flavour: String,
     /// The release of Xen that is in the same release of Debian, if there are hooks for it.
     xen: Option<String>,
+}
+
+fn usual_flavour() -> String {
+    "amd64".to_owned()
 }
 
 /// Returns the versions that there are recipes of.
@@ -143,13 +153,14 @@ const SYSTEM: &str = "system.tar.zst";
 fn foreign(recipe: &Recipe, dir: &Path) -> Result<()> {
     apt::install(&["xz-utils", "zstd"], "unpacking the kernel")?;
     let suite = recipe.suites.last().context("a kernel is in a suite")?;
-    let headers = format!("linux-headers-amd64/{suite}");
+    let flavour = &recipe.flavour;
+    let headers = format!("linux-headers-{flavour}/{suite}");
     let packages = ["gcc", "libc6-dev", "make", headers.as_str()];
     // The packages of the image are not installed, since their installation would make an initial
     // RAM disk.
     let script = format!(
         "mkdir /image; cd /image; apt-get -o APT::Sandbox::User=root download $(apt-cache depends \
-         --recurse --important linux-image-amd64/{suite} | grep ^linux-)"
+         --recurse --important linux-image-{flavour}/{suite} | grep ^linux-)"
     );
     let hook = format!("chroot \"$1\" sh -ec '{script}'");
     let archive = dir.join(SYSTEM);
@@ -183,7 +194,8 @@ fn modules_dir(dir: &Path) -> PathBuf {
 /// Gets Debian's plain amd64 kernel. The smaller cloud flavour lacks `CONFIG_XEN_DOM0`.
 pub fn kernel() -> Result<Kernel> {
     if !apt::is_testbeds()? {
-        let recipe = Recipe { suites: vec![apt::TESTBED.to_owned()], xen: None };
+        let suites = vec![apt::TESTBED.to_owned()];
+        let recipe = Recipe { suites, flavour: usual_flavour(), xen: None };
         let key = Key::new("linux of the testbed's release 1");
         let dir = cache::artefact("linux", key, |dir| foreign(&recipe, dir))?;
         return found(USUAL, &dir, Some(dir.join(SYSTEM)));

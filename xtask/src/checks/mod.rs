@@ -13,7 +13,7 @@ use anyhow::Result;
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
 use crate::artefacts::packages::licences;
-use crate::artefacts::{faults, kvm, xen};
+use crate::artefacts::{faults, kernel, kvm, xen};
 use crate::tools::sh;
 use crate::tools::toolchain::{self, ARM_TARGET, BARE_TARGET};
 
@@ -57,12 +57,17 @@ pub const CHECKS: &[Check] = &[
     },
     Check { name: "library elsewhere", pace: Slow, run: elsewhere },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
-    Check { name: "kernel module", pace: Slow, run: objects::check_module },
+    Check { name: "kernel module", pace: Slow, run: || objects::check_module(None) },
     Check { name: "kernel module without Xen", pace: Slow, run: objects::check_module_without_xen },
     Check { name: "modules of KVM", pace: Slow, run: || objects::check_kvm(None) },
     Check { name: "licences of crates", pace: Slow, run: licences::check },
     Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },
     Check { name: "insertions into Linux", pace: Slow, run: || kvm::patch(None).map(drop) },
+    Check {
+        name: "kernel module with PREEMPT_RT",
+        pace: Named,
+        run: || objects::check_module(Some(kernel::RT)),
+    },
     Check { name: "insertions into other releases", pace: Named, run: other_releases },
     Check { name: "modules of KVM for other releases", pace: Named, run: other_modules },
 ];

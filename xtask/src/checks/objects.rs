@@ -71,9 +71,9 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Checks the kernel's module for guests.
-pub fn check_module() -> Result<()> {
-    check_linked(&guest::module(&kernel::kernel()?, Purpose::Use)?)
+/// Checks the module for guests with a version's kernel, or with Debian 12's usual one.
+pub fn check_module(version: Option<&str>) -> Result<()> {
+    check_linked(&guest::module(&kernel::of(version)?, Purpose::Use)?)
 }
 
 /// Checks that DKMS lets the module be built for a kernel without support for Xen, that the build

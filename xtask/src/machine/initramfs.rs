@@ -22,8 +22,9 @@ const ENVIRONMENT: [&str; 4] = [
     "LANG=C.UTF-8",
 ];
 
-/// The unit that runs our init as a service of a whole system.
-const SERVICE: &str = "[Unit]\nDescription=The testbed's command\n\
+/// The unit that runs our init as a service of a whole system. Debian's script for Xen's tools,
+/// where there is one, mounts the file system of these tools first.
+const SERVICE: &str = "[Unit]\nDescription=The testbed's command\nAfter=xen.service\n\
     [Service]\nExecStart=/usr/sbin/testbed-init\nStandardOutput=journal+console\n";
 
 /// Makes the guest's root file system together with the run's part, for a machine whose kernel is

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the branches that the driver records for guests.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ fn compared(report: &mut Report, topology: &str, options: &[&str]) -> Result<()>
     let source = sh::project().join("tests/vm/src/bin/perf/branchy.S");
     let elsewhere = ["-DSEED=77", "-Wl,-Ttext-segment=0x1000000"];
     let programs = [
+        ("work/perfctr", guest::program("perfctr", "perfctr")?),
         ("work/branchy", guest::without_library(&source, &[])?),
         ("work/branchy-elsewhere", guest::without_library(&source, &elsewhere)?),
     ];
@@ -46,6 +47,9 @@ fn compared(report: &mut Report, topology: &str, options: &[&str]) -> Result<()>
 
 /// BOLT of Debian 12, which optimises programs by profiles of their branches, and what it needs.
 const BOLT: [&str; 2] = ["bolt-16", "libz3-4"];
+/// The files in which perf and the command record a program for it.
+const PERFS: &str = "layout.data";
+const OURS: &str = "layout-perfctr.data";
 /// Flags by which the compiler leaves the code as the source has it, and the linker the relocations
 /// that BOLT needs.
 const AS_WRITTEN: [&str; 8] = [
@@ -59,22 +63,33 @@ const AS_WRITTEN: [&str; 8] = [
     "-Wl,--emit-relocs",
 ];
 
-/// Records a program in the control domain by `perf record -b`, has BOLT optimise it, and compares
-/// both programs in the control domain.
+/// Records a program in the control domain by `perf record -b` and `perfctr record -b`, has BOLT
+/// read both, optimises the program, and compares both programs in the control domain.
 fn bolt(report: &mut Report) -> Result<()> {
     let source = sh::project().join("tests/vm/src/bin/perf/layout.c");
     let program = guest::without_library(&source, &AS_WRITTEN)?;
     let out = cache::scratch("bolt")?;
-    let record = "perf record -b -c 101 -e instructions:u -o /out/layout.data /work/layout";
-    let mut spec = Spec::new("pv", ["sh", "-c", record])?.driver("branches")?;
+    // The command finds what a program has mapped while the program runs. So the pipe to which the
+    // program writes at its end stays full for a while.
+    let record = format!(
+        "perf record -b -c 101 -e instructions:u -o /out/{PERFS} /work/layout && \
+         {{ head -c 65536 /dev/zero; \
+         /work/perfctr record -b -c 1009 -e instructions:u -f perf -o /out/{OURS} /work/layout; \
+         }} | {{ sleep 5; cat >/dev/null; }}"
+    );
+    let mut spec = Spec::new("pv", ["sh", "-c", &record])?.driver("branches")?;
     spec.topology.cpu.push_str(",pmu-lbr=on");
     spec.files.push((rootfs::perf()?, "/".into()));
     spec.files.push((program.clone(), "/work/layout".into()));
+    spec.add_program("perfctr", "perfctr")?;
     spec.keep_out(&out)?;
-    report.succeeds(&spec, "perf record -b records a program for BOLT")?;
+    report.succeeds(&spec, "perf record -b and perfctr record -b record a program for BOLT")?;
+    report.test("BOLT finds each branch that the command has recorded", || {
+        converted(&program, &out.join(OURS)).map(drop)
+    });
     let optimised = out.join("layout.bolt");
     report.test("BOLT finds each branch in the program, and optimises it", || {
-        optimise(&program, &out, &optimised)
+        optimise(&program, &converted(&program, &out.join(PERFS))?, &optimised)
     });
     let mut spec = Spec::new("pv", ["/work/perf", "bolted"])?;
     spec.files.push((program, "/work/layout".into()));
@@ -82,24 +97,31 @@ fn bolt(report: &mut Report) -> Result<()> {
     report.program(spec, "perf")
 }
 
-/// Has BOLT optimise a program by the profile in `out`.
-fn optimise(program: &Path, out: &Path, optimised: &Path) -> Result<()> {
-    apt::install(&["linux-perf"], "reading a profile for BOLT")?;
+/// Returns the command that runs a program of BOLT's.
+fn tool(name: &str) -> Result<Command> {
     let tools = apt::unpacked("bolt", &BOLT)?.join("usr");
-    let profile = out.join("layout.fdata");
-    // Its build ID finds the program in the profile.
-    let tool = |name: &str| {
-        let mut command = Command::new(tools.join("lib/llvm-16/bin").join(name));
-        command.env("LD_LIBRARY_PATH", tools.join("lib/x86_64-linux-gnu"));
-        command
-    };
-    let mut convert = tool("perf2bolt");
-    convert.arg(program).arg("-p").arg(out.join("layout.data")).arg("-o").arg(&profile);
-    let converted = sh::output(&mut convert)?;
+    let mut command = Command::new(tools.join("lib/llvm-16/bin").join(name));
+    command.env("LD_LIBRARY_PATH", tools.join("lib/x86_64-linux-gnu"));
+    Ok(command)
+}
+
+/// Has BOLT convert a file of perf's, and checks that each branch in it is one of the program's.
+/// Returns the profile for BOLT.
+fn converted(program: &Path, data: &Path) -> Result<PathBuf> {
+    apt::install(&["linux-perf"], "reading a profile for BOLT")?;
+    let profile = data.with_extension("fdata");
+    // The program's build ID finds it in the file.
+    let mut convert = tool("perf2bolt")?;
+    let said = sh::output(convert.arg(program).arg("-p").arg(data).arg("-o").arg(&profile))?;
     for wrong in ["traces mismatching disassembled function contents: 0", "unknown regions: 0"] {
-        ensure!(converted.contains(wrong), "no {wrong}: {converted}");
+        ensure!(said.contains(wrong), "no {wrong}: {said}");
     }
-    let mut optimise = tool("llvm-bolt");
-    optimise.arg(program).arg("-o").arg(optimised).arg("-data").arg(&profile);
+    Ok(profile)
+}
+
+/// Has BOLT optimise a program by a profile.
+fn optimise(program: &Path, profile: &Path, optimised: &Path) -> Result<()> {
+    let mut optimise = tool("llvm-bolt")?;
+    optimise.arg(program).arg("-o").arg(optimised).arg("-data").arg(profile);
     sh::output(optimise.args(["-reorder-blocks=ext-tsp", "-reorder-functions=hfsort"])).map(drop)
 }

@@ -46,7 +46,7 @@ pub fn unit(report: &mut Report) -> Result<()> {
 
 /// Runs the simulator of hosts and guests around the real cores.
 pub fn simulator(report: &mut Report) -> Result<()> {
-    let mut simulator = simulator_command(&["--all".to_owned()])?;
+    let mut simulator = simulator_command(&[])?;
     simulator.envs([report.volume.variable()]);
     let mut printed = String::new();
     report.test(
@@ -65,13 +65,10 @@ pub fn simulator(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command that runs the simulator with these options. If the simulator has to find
-/// faults, it is built from a copy of the sources that has them.
+/// Returns the command that runs the simulator with these options, or all of its tests if there are
+/// none. If the simulator has to find faults, it is built from a copy of the sources that has them.
 pub fn simulator_command(options: &[String]) -> Result<Command> {
-    let is_of_faults = |option: &String| {
-        ["--all", "--bugs", "--plant"].contains(&option.split('=').next().unwrap_or_default())
-    };
-    let mut cargo = if options.iter().any(is_of_faults) {
+    let mut cargo = if has_faults(options) {
         faults::copy()?.cargo_for_simulator()
     } else {
         toolchain::cargo_with_cfg("sim")
@@ -79,6 +76,14 @@ pub fn simulator_command(options: &[String]) -> Result<Command> {
     cargo.args(["run", "--profile", "simulator", "--quiet", "--package", "sim", "--"]);
     cargo.args(options);
     Ok(cargo)
+}
+
+/// Returns whether the simulator has to find faults with these options.
+fn has_faults(options: &[String]) -> bool {
+    let is_of_faults = |option: &String| {
+        ["--all", "--bugs", "--plant"].contains(&option.split('=').next().unwrap_or_default())
+    };
+    options.is_empty() || options.iter().any(is_of_faults)
 }
 
 /// Returns the number of all its steps, as the simulator prints it.
@@ -113,6 +118,19 @@ pub fn fuzz(report: &mut Report) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_simulator_finds_faults_unless_options_ask_for_something_else() {
+        let has_faults = |line: &str| {
+            has_faults(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        };
+        for line in ["", "--all", "--bugs", "--seed 7 --plant=SumsWrap"] {
+            assert!(has_faults(line), "{line}");
+        }
+        for line in ["--seeds 100", "--exhaustive", "--growth"] {
+            assert!(!has_faults(line), "{line}");
+        }
+    }
 
     #[test]
     fn steps_are_what_the_simulator_says() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::artefacts::kernel::{self, USUAL};
+use crate::artefacts::kernel::{self, RT, USUAL};
 use crate::artefacts::{kvm, rootfs, xen};
 use crate::machine::{self, Outcome, Spec, Status};
 use crate::suites::pmu;
@@ -33,6 +33,14 @@ const ASKED: [(&str, &str, &str); 3] = [
     ),
 ];
 
+/// The programs that reach what the module puts off in a kernel with PREEMPT_RT: records and their
+/// readers, threads that end while they sample, signals that are ignored, and the module's end. The
+/// third fails if the kernel has complained of anything since boot. Each boot fails as soon as the
+/// kernel's console tells of a bug, such as a lock that sleeps in an interrupt.
+const PUT_OFF: &str = "failed=0; for tests in '/work/overflow --records' '/work/overflow --ends' \
+                       '/work/hostile --only signals' /work/lifecycle; do \
+                       $tests || failed=1; done; exit $failed";
+
 /// The kinds of tenants, as the table names them.
 const PVH: &str = "PVH";
 const HVM: &str = "HVM";
@@ -43,6 +51,19 @@ pub fn run(report: &mut Report) -> Result<()> {
     let kinds: &[Kind] =
         if report.topology == "pv" { &[Kind::Xen, Kind::Tenant] } else { &[Kind::Kvm] };
     kinds.iter().try_for_each(|kind| run_kind(report, *kind))
+}
+
+/// Boots Debian 12's kernel with PREEMPT_RT twice, as the control domain of Xen or as a guest of
+/// KVM. It does what each pair does, and then what the module puts off there.
+pub fn real_time(report: &mut Report) -> Result<()> {
+    let (kind, release) =
+        if report.topology == "pv" { (Kind::Xen, xen::UPSTREAM) } else { (Kind::Kvm, USUAL) };
+    let pair = (release.to_owned(), RT.to_owned());
+    boot(report, kind, &pair)?;
+    let mut spec = kind.spec(&pair, PUT_OFF)?;
+    spec.add_program("vm-tests", "overflow")?;
+    spec.add_program("vm-tests", "hostile")?;
+    report.program(spec, "lifecycle")
 }
 
 fn run_kind(report: &mut Report, kind: Kind) -> Result<()> {
@@ -125,9 +146,16 @@ impl Kind {
     }
 }
 
+/// Returns the versions that the tables have beside the usual one.
+fn versions() -> Result<Vec<String>> {
+    let mut versions = kernel::versions()?;
+    versions.retain(|version| version != RT);
+    Ok(versions)
+}
+
 /// Returns every kernel with the usual Xen, and with the Xen that its Debian has.
 fn pairs_of_xen() -> Result<Vec<Pair>> {
-    let mut versions = kernel::versions()?;
+    let mut versions = versions()?;
     versions.push(USUAL.to_owned());
     let mut pairs = Vec::new();
     for version in sorted(versions) {
@@ -140,7 +168,7 @@ fn pairs_of_xen() -> Result<Vec<Pair>> {
 
 /// Returns each kind of tenant with every kernel but the usual one, which other suites boot there.
 fn pairs_of_tenants() -> Result<Vec<Pair>> {
-    let versions = sorted(kernel::versions()?);
+    let versions = sorted(versions()?);
     let with_each =
         |kind: &'static str| versions.iter().map(move |version| (kind.to_owned(), version.clone()));
     Ok([PVH, HVM].into_iter().flat_map(with_each).collect())

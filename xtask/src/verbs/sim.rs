@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask sim` runs the simulator with its own options.
+//! `cargo xtask sim` runs the simulator: all of its tests, or what its own options ask for.
 
 use std::process::ExitCode;
 
@@ -7,10 +7,11 @@ use anyhow::{Context, Result};
 
 use crate::suites;
 
-/// Runs the simulator of hosts and guests; see `cargo xtask sim -- --help`.
+/// Runs all tests of the simulator of hosts and guests, or what options ask for; see `cargo xtask
+/// sim -- --help`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Pass these options to the simulator.
+    /// Pass these options to the simulator, in place of all of its tests.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     options: Vec<String>,
 }

@@ -54,8 +54,7 @@ pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
             let thread = &profile.threads[stack.thread as usize];
             let pid = who::process(profile, thread);
             let space = spaces.entry(pid).or_default();
-            for &frame in &stack.frames {
-                let frame = profile.frames[frame as usize];
+            for frame in profile.places(stack) {
                 if !is_users(profile, thread, frame) {
                     continue;
                 }

@@ -24,7 +24,7 @@ fn start_cpu_wide(machine: &Machine, cpu_wide: &TestThread<'_>, counters: &[Coun
 }
 
 #[test]
-fn who_slept_while_its_cpu_began_to_count_as_a_whole_is_told_so() {
+fn a_thread_that_slept_while_cpu_wide_counting_began_gets_busy() {
     let machine = Machine::new();
     let (cpu_wide, thread) = (machine.thread(), machine.thread());
     let same = [counter(0, INSTRUCTIONS)];

@@ -37,10 +37,10 @@ pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> 
         return Ok(0);
     };
     let found = pmu.try_read_register(global.ctrl).ok_or(Refusal::Register(global.ctrl))?;
-    keeps(pmu, global.ctrl, &[0])?;
+    check_keeps(pmu, global.ctrl, &[0])?;
     selects_and_counters(&caps, &registers, pmu)?;
     let all = global_bits(caps.slots());
-    keeps(pmu, global.ctrl, &[all, found])?;
+    check_keeps(pmu, global.ctrl, &[all, found])?;
     pmu.try_read_register(global.status).ok_or(Refusal::Register(global.status))?;
     demand(pmu.try_write_register(global.acknowledge, all), global.acknowledge)?;
     Ok(found)
@@ -65,7 +65,7 @@ pub(crate) fn keep_counting(global: Option<&Global>, pmu: &impl Probe) -> Result
     let control = pmu.try_read_register(DEBUGCTL).unwrap_or(0);
     let freezes = control & DEBUGCTL_FREEZE != 0;
     if freezes {
-        keeps(pmu, DEBUGCTL, &[control & !DEBUGCTL_FREEZE])?;
+        check_keeps(pmu, DEBUGCTL, &[control & !DEBUGCTL_FREEZE])?;
     }
     if let Some(global) = global {
         let frozen = pmu.try_read_register(global.status).unwrap_or(0) & STATUS_FROZEN;
@@ -88,22 +88,23 @@ fn selects_and_counters(
 ) -> Result<(), Refusal> {
     for slot in slots_of(caps.slots()) {
         if let Some(evntsel) = registers.evntsel(slot) {
-            keeps(pmu, evntsel, &[STOPPED, 0])?;
+            check_keeps(pmu, evntsel, &[STOPPED, 0])?;
         }
     }
     if let Some(fixed) = &registers.fixed {
         // The register that enables all counters holds 0.
         let user = (0..caps.fixed).fold(0, |ctrl, n| ctrl | FIXED_USR << (FIXED_BITS * n));
-        keeps(pmu, fixed.ctrl, &[user, 0])?;
+        check_keeps(pmu, fixed.ctrl, &[user, 0])?;
     }
     if let Some(record_enable) = registers.record_enable {
-        keeps(pmu, record_enable, &[0])?;
+        check_keeps(pmu, record_enable, &[0])?;
     }
-    slots_of(caps.slots()).try_for_each(|slot| keeps(pmu, registers.counter(slot), &[PATTERN, 0]))
+    slots_of(caps.slots())
+        .try_for_each(|slot| check_keeps(pmu, registers.counter(slot), &[PATTERN, 0]))
 }
 
 /// Checks that the register keeps each of `values`.
-fn keeps(pmu: &impl Probe, msr: u32, values: &[u64]) -> Result<(), Refusal> {
+fn check_keeps(pmu: &impl Probe, msr: u32, values: &[u64]) -> Result<(), Refusal> {
     let kept =
         |&value| pmu.try_write_register(msr, value) && pmu.try_read_register(msr) == Some(value);
     demand(values.iter().all(kept), msr)

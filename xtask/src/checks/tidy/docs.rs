@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks documents: links lead somewhere, paths in the text exist, and tables of files and folders
-//! are complete.
+//! Checks documents: links lead somewhere, paths in the text exist, tables of files and folders are
+//! complete, and there is one blank between words.
 //!
 //! A table whose first heading is "file of `DIR/`" names, in its first column, every Rust and C
 //! file of that directory; "folder of `DIR/`" every folder. `lib.rs`, `main.rs`, `mod.rs` and
@@ -29,6 +29,7 @@ pub fn faults(tree: &Tree) -> Result<Vec<String>> {
         let dir = Path::new(name).parent().unwrap_or(Path::new(""));
         faults.extend(link_faults(tree, name, dir, &text)?);
         faults.extend(table_faults(tree, name, dir, &text));
+        faults.extend(blank_faults(name, &text));
         if !is_history(name) {
             faults.extend(path_faults(tree, name, &text));
         }
@@ -79,6 +80,23 @@ fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
                 faults.push(format!("{name}:{number}: there is no {path}"));
             }
         }
+    }
+    faults
+}
+
+/// Finds several blanks between words, outside of code and tables, and a last line without an end.
+fn blank_faults(name: &str, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut is_code = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+        } else if !is_code && !line.starts_with('|') && line.trim().contains("  ") {
+            faults.push(format!("{name}:{number}: several blanks between words"));
+        }
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        faults.push(format!("{name}: the last line has no end"));
     }
     faults
 }
@@ -201,6 +219,20 @@ mod tests {
             [
                 "a/README.md:1: the link none.md leads nowhere",
                 "a/README.md:1: ../d.md#start has no such heading"
+            ]
+        );
+    }
+
+    #[test]
+    fn words_have_one_blank_between_them() {
+        let text = "* One.\n  Two.  Three.\n```\na  b\n```\n| a  | b |\nFour  five.";
+        let tree = Tree::planted("blanks", &[("a.md", text)]);
+        assert_eq!(
+            faults(&tree).unwrap(),
+            [
+                "a.md:2: several blanks between words",
+                "a.md:7: several blanks between words",
+                "a.md: the last line has no end"
             ]
         );
     }

@@ -43,6 +43,9 @@ fn faults_of(text: &str) -> Vec<String> {
             faults.push(format!(":{number}: {word}"));
         }
     }
+    if !text.ends_with('\n') {
+        faults.push(": the last line has no end".to_owned());
+    }
     faults
 }
 
@@ -59,6 +62,7 @@ mod tests {
         assert_eq!(faults_of(&wide), [":3: more than 100 columns"]);
         assert!(faults_of(&format!("{good}//! |{}\n", "x".repeat(COLUMNS))).is_empty());
         assert_eq!(faults_of(&format!("{good}x \n")), [":3: white space at the end"]);
+        assert_eq!(faults_of(good.trim_end()), [": the last line has no end"]);
         let left = concat!("// FIX", "ME\n");
         assert_eq!(faults_of(&format!("{good}{left}")), [concat!(":3: FIX", "ME")]);
     }

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{counts, install, install_as, inventory, programs, purged};
+use super::{
+    WAIT_FOR, counts, enabled_and_confined, install, install_as, inventory, programs, purged,
+};
 use crate::artefacts::packages::{self, Built};
 use crate::artefacts::{debian, kernel};
 use crate::suites::report::Report;
@@ -21,6 +23,29 @@ const DEBIANS: &str = "/boot/xen-4.17-amd64.gz";
 
 /// Arguments that the testbed adds to the menu's: fewer CPUs than the control domain has vCPUs.
 const TESTBED: &str = "dom0_max_vcpus=4 sched=credit";
+
+/// The most that systemd may rate the exposure of the service, which has root's devices and
+/// capabilities, since it makes hypercalls and executes xl. Unit: tenths of systemd's points.
+const EXPOSURE_MAX: u32 = 55;
+
+/// The script that the booted host executes first. The service lets the control domain count, which
+/// was forbidden, after its name has come into `/etc/perfctr/xen-domains`. It goes on while the
+/// file has a malformed line.
+const SERVICE: &str = r#"
+trap 'systemctl status --no-pager perfctr-xen-domains xen >&2; perfctr domains list >&2' EXIT
+wait_for 'systemctl is-active -q perfctr-xen-domains'
+perfctr domains forbid 0
+perfctr domains list | grep -Eq ' no +- +- +Domain-0$'
+file=/etc/perfctr/xen-domains
+cp $file /run/before
+echo 'Domain-0 rate=x' >> $file
+wait_for 'journalctl -u perfctr-xen-domains | grep -q "found rate=x, expected a number"'
+cp /run/before $file
+echo Domain-0 >> $file
+wait_for 'perfctr domains list | grep -Eq " yes +- +- +Domain-0$"'
+test $(systemctl show -P NRestarts perfctr-xen-domains) = 0
+trap - EXIT
+"#;
 
 /// Takes a host with Debian's Xen to one with ours beside it, and back.
 pub fn run(report: &mut Report, now: &Built) -> Result<()> {
@@ -43,10 +68,16 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
         args = Some(entry(&menu, &ours())?);
         Ok(())
     });
-    report.test("booted as that entry says, a user of the control domain's group counts", || {
+    report.test("its service is enabled there, and confined", || {
+        enabled_and_confined(&debian, "perfctr-xen-domains", EXPOSURE_MAX)
+    });
+    let name = "booted as that entry says, the service lets the control domain count by its name, \
+                and a user of its group counts";
+    report.test(name, || {
         let args = args.context("there is no entry")?;
         ensure!(args.split(' ').any(|arg| arg == "perfctr"), "no option perfctr: {args}");
-        counts(&debian, Some(&format!("{TESTBED} {args}")))
+        let first = format!("{WAIT_FOR}{SERVICE}");
+        counts(&debian, Some(&format!("{TESTBED} {args}")), &first)
     });
     report.test("purged there, the menu and all else is as before", || {
         purged(&debian, super::PACKAGES, None, &before)?;

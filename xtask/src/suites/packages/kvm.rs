@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{check_files, install_as, inventory, pack_system, purged};
+use super::{
+    WAIT_FOR, check_files, enabled_and_confined, install_as, inventory, pack_system, purged,
+};
 use crate::artefacts::debian;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::kvm::{AMD, COMMON, MODULES};
@@ -46,8 +48,7 @@ const KERNELS_OWN: [&str; 4] = [
     "arch/x86/kvm/kvm-amd.ko",
 ];
 
-/// systemd rates a unit's exposure. This is the most that the unit may have. Unit: tenths of
-/// systemd's points.
+/// The most that systemd may rate the exposure of the service. Unit: tenths of systemd's points.
 const EXPOSURE_MAX: u32 = 15;
 
 /// Takes a host with Debian's KVM to one with ours, and back. In the long tier the host is booted
@@ -71,11 +72,7 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
         Ok(())
     });
     report.test("the service is enabled, and confined", || {
-        let script = format!(
-            "test $(systemctl is-enabled perfctr-domains) = enabled; systemd-analyze security \
-             --offline=true --threshold={EXPOSURE_MAX} perfctr-domains.service; rm -r /run/systemd"
-        );
-        debian.run(&script).map(drop)
+        enabled_and_confined(&debian, "perfctr-domains", EXPOSURE_MAX)
     });
     report.test("a kernel without such modules is named when it is installed", || {
         let hook = |release: &str| debian.run(&format!("{HOOK} {release} /boot/vmlinuz"));
@@ -183,14 +180,6 @@ const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 /// through libvirt, and `mail` with QEMU alone. `/etc/perfctr/domains` names `web` from the start.
 /// The script adds the name `mail` while that machine runs.
 const HOST: &str = r#"
-wait_for() {
-    for n in $(seq 200); do
-        if eval "$1"; then return; fi
-        sleep 2
-    done
-    echo "this never came: $1" >&2
-    exit 1
-}
 said_by() {
     # What libvirt's machine writes goes through another program.
     wait_for "grep -Eq '^(exit|signal|refused|error)' /machine/$1.control"
@@ -279,7 +268,7 @@ fn host(debian: &Chroot, kernel: &Kernel, work: &Path) -> Result<Spec> {
     let memory_mib = guest.host()?.memory_mib + 3 * (content.len() as u64 >> 20);
     fs::write(&initrd, content)?;
 
-    let mut spec = Spec::new("kvm", ["sh", "-ec", HOST])?;
+    let mut spec = Spec::new("kvm", ["sh", "-ec", &format!("{WAIT_FOR}{HOST}")])?;
     let host = spec.topology.kvm.take().context("the topology has no host")?;
     spec.topology.linux = host.linux;
     spec.topology.memory_mib += memory_mib;

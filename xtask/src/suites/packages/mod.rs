@@ -39,13 +39,16 @@ const PACKAGES: &[&str] = &[
 
 const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-Pty=0";
 
+/// The rules by which udev gives the module's device to its users.
+const RULES: &str = "/lib/udev/rules.d/60-perfctr.rules";
+
 /// The files that they install, beside documents and the module's sources.
 const FILES: &[&str] = &[
     "/boot/xen-4.17-perfctr.gz",
     "/etc/default/grub.d/xen-perfctr.cfg",
     "/etc/perfctr/xen-domains",
     "/lib/systemd/system/perfctr-xen-domains.service",
-    "/lib/udev/rules.d/60-perfctr.rules",
+    RULES,
     "/usr/bin/perfctr",
     "/usr/bin/perfex",
     "/usr/include/libperfctr.h",
@@ -151,7 +154,7 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     let mut other = None;
     if report.volume == Volume::Long {
         report.test("booted, a user of the group counts exactly, and nobody else", || {
-            counts(&debian, None)
+            counts(&debian, None, "")
         });
         let (next, second) = (packages::build(NEXT, &[])?, debian::other(&kernel)?);
         report.test("a second kernel gets its module", || {
@@ -258,7 +261,7 @@ fn files(debian: &Chroot) -> Result<()> {
     let version = debian.run("perfctr --version; perfex -h")?;
     ensure!(version.starts_with(&format!("perfctr {}\n", packages::VERSION)), "{version}");
     let rules = fs::read(sh::project().join("guest-kmod/udev/60-perfctr.rules"))?;
-    ensure!(fs::read(debian.path(FILES[2]))? == rules, "{} differs", FILES[2]);
+    ensure!(fs::read(debian.path(RULES))? == rules, "{RULES} differs");
     Ok(())
 }
 
@@ -304,6 +307,28 @@ fn programs(debian: &Chroot, work: &Path) -> Result<()> {
     );
     Ok(())
 }
+
+/// Fails unless a service is enabled, and systemd rates its exposure no higher than this. Unit:
+/// tenths of systemd's points.
+fn enabled_and_confined(debian: &Chroot, service: &str, exposure_max: u32) -> Result<()> {
+    let script = format!(
+        "test $(systemctl is-enabled {service}) = enabled; systemd-analyze security \
+         --offline=true --threshold={exposure_max} {service}.service; rm -r /run/systemd"
+    );
+    debian.run(&script).map(drop)
+}
+
+/// A function of a booted system's scripts that waits until a command succeeds.
+const WAIT_FOR: &str = r#"
+wait_for() {
+    for n in $(seq 200); do
+        if eval "$1"; then return; fi
+        sleep 2
+    done
+    echo "this never came: $1" >&2
+    exit 1
+}
+"#;
 
 /// The script that a guest that is this system runs, with systemd, udev and the module at boot.
 const GUEST: &str = "
@@ -357,8 +382,9 @@ fn pack_system(debian: &Chroot, left_out: &[&str], archive: &Path) -> Result<()>
 }
 
 /// Boots a guest from the system's files on the packages' hypervisor, and counts there, also with
-/// the programs of [`programs`]. `xen_args` replaces the hypervisor's usual arguments.
-fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
+/// the programs of [`programs`]. `xen_args` replaces the hypervisor's usual arguments. `first` is a
+/// script that the guest runs before it counts.
+fn counts(debian: &Chroot, xen_args: Option<&str>, first: &str) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
         .map(|name| cache::root().map(|root| root.join("work").join(name)));
@@ -370,7 +396,7 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     ensure!(xen.status.success(), "{} is not packed", packages::HYPERVISOR);
     fs::write(&image, xen.stdout)?;
 
-    let mut spec = Spec::new("pv", ["sh", "-ec", GUEST])?;
+    let mut spec = Spec::new("pv", ["sh", "-ec", &format!("{first}{GUEST}")])?;
     spec.module = false;
     let hypervisor = spec.hypervisor()?;
     hypervisor.image = Some(image);

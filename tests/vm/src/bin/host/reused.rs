@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests a machine whose process is gone, after another process has got the process' number.
+//! Tests a machine whose process is gone, also after another process has got the process' number.
 #![expect(unsafe_code, reason = "fork, and requests of the kernel that have no safe interface")]
 
 use std::fs;
@@ -20,9 +20,10 @@ const KVM_CREATE_VM: libc::c_ulong = 0xae01;
 const ATTEMPTS: u32 = 100;
 
 /// Allows a machine by its process: one that exists, one that is gone, and one whose number another
-/// process has got. Returns the three errors, 0 for none.
+/// process has got. Then forbids it by that number. Returns the four errors, 0 for none.
 pub fn allow() -> Result<Vec<u64>> {
-    let errno = |process| crate::allow(process).err().map_or(0, |errno| errno as u64);
+    let number = |outcome: Result<(), Errno>| outcome.err().map_or(0, |errno| errno as u64);
+    let errno = |process| number(crate::allow(process));
     let creator = Waiting::new(|| {
         // SAFETY: both calls take only numbers and a string.
         unsafe {
@@ -41,8 +42,9 @@ pub fn allow() -> Result<Vec<u64>> {
         let other = Waiting::new(|| 0)?;
         if other.process == process {
             let reused = errno(process);
+            let forbidden = number(crate::write(crate::FORBID, &process.to_string()));
             drop(machine);
-            return Ok(vec![there, gone, reused]);
+            return Ok(vec![there, gone, reused, forbidden]);
         }
     }
     bail!("no other process gets the number {process}")

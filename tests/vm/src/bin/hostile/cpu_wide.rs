@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::unistd::alarm;
 use shared_abi::CounterConfig;
 use shared_abi::ioctl::{CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP};
 use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
@@ -114,9 +115,18 @@ fn awakes() -> Result<()> {
         device::control(&device, counting(&[USER]))?;
         words[0].store(1, SeqCst);
         sleeps.read_exact(&mut [0])?;
-        let sums = device::read(&device);
-        ensure!(sums == Err(Refusal::EBUSY), "it reads {sums:?}");
-        Ok(())
+        let refused = |who| {
+            let sums = device::read(&device);
+            ensure!(sums == Err(Refusal::EBUSY), "{who} reads {sums:?}");
+            Ok(())
+        };
+        refused("it")?;
+        Child::fork(|| {
+            // A read that does not end must not keep the whole test waiting.
+            alarm::set(READ_SECONDS_MAX);
+            refused("another process that has the descriptor")
+        })?
+        .join()
     })?;
     let outcome = wait_until(|| words[0].load(SeqCst) == 1, "a thread to count").and_then(|()| {
         wait_for_rest(&sleeper.pid.to_string())?;
@@ -130,6 +140,9 @@ fn awakes() -> Result<()> {
         Err(error) => sleeper.kill().and(Err(error)),
     }
 }
+
+/// How long a read of another thread's sums may take.
+const READ_SECONDS_MAX: u32 = 20;
 
 fn reserved() -> Result<()> {
     let device = open_device()?;

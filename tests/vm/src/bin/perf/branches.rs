@@ -2,6 +2,7 @@
 //! Tests the branches in perf's samples: each has to be the branch that single steps of the same
 //! program have found there.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -9,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_INSTRUCTIONS, PERF_SAMPLE_BRANCH_ANY, PERF_SAMPLE_BRANCH_ANY_CALL,
@@ -17,6 +18,9 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_BRANCH_IND_CALL, PERF_SAMPLE_BRANCH_IND_JUMP, PERF_SAMPLE_BRANCH_KERNEL,
     PERF_SAMPLE_BRANCH_USER,
 };
+use perfctr::watch::{Branch as Recorded, BranchFlags, Watch};
+use perfctr::{Cause, Error, Event};
+use serde_json::Value;
 use vm_tests::bpf::BranchReader;
 use vm_tests::branches::{Branch, Path};
 use vm_tests::guest::is_pv;
@@ -35,6 +39,8 @@ use crate::{Machine, PCPUS, SEED, SWITCHES_MIN};
 /// The same program with other chances, at other addresses; see `branchy.S`.
 const PROGRAMS: [&str; 2] = ["/work/branchy", "/work/branchy-elsewhere"];
 const PERIOD: u64 = 101;
+/// The command refuses shorter periods than 1,000.
+const COMMANDS_PERIOD: u64 = 1_009;
 const USER: u32 = PERF_SAMPLE_BRANCH_USER;
 const BOTH: u32 = USER | PERF_SAMPLE_BRANCH_KERNEL;
 const ANY: u32 = PERF_SAMPLE_BRANCH_ANY;
@@ -46,10 +52,15 @@ const KERNEL: u64 = 1 << 63;
 const XEN: std::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
 const VCPUS: usize = 2;
 const DATA: &str = "/tmp/branches.data";
+const PROFILE: &str = "/tmp/branches.profile";
 
 /// The tests of a tenant. Beside it, the control domain records branches, too.
 const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
-    at_rest: &[("every branch of a sample was taken before it", of_one)],
+    at_rest: &[
+        ("every branch of a sample was taken before it", of_one),
+        ("the library tells every branch of a sample", by_library),
+        ("perfctr record -b notes every branch", by_command),
+    ],
     moved: &[
         ("every branch of a sample was taken before it, on any vCPU", of_one),
         ("two programs on one vCPU see their own branches", of_two),
@@ -63,6 +74,8 @@ const TESTS_OWN_RINGS: Tests<fn(&Machine) -> Result<()>> = Tests {
         ("every branch of a sample was taken before it", of_one),
         ("each kind of branches is recorded alone", of_each_kind),
         ("the kernel's branches are refused", without_kernel),
+        ("the library tells every branch of a sample", by_library),
+        ("perfctr record -b notes every branch", by_command),
         ("a program of eBPF reads the branches of a sample", by_ebpf),
     ],
     moved: &[
@@ -85,6 +98,9 @@ pub fn control(machine: &Machine, pvh: bool) -> Result<ExitCode> {
     test("the kernel's branches are recorded with a program's, and Xen's never", of_the_kernel);
     test("a user without rights sees no branch of the kernel", of_nobody);
     test("perf record -b shows every branch", recorded);
+    test("the library tells every branch of a sample", by_library);
+    test("perfctr record -b notes every branch", by_command);
+    test("perf reads the branches that perfctr record -b has noted", as_perf_data);
     test("a program of eBPF reads every branch of a sample", by_ebpf);
     test("vCPUs are moved, and every branch of a sample was taken before it", moved);
     if tally.finish() != ExitCode::SUCCESS {
@@ -167,11 +183,17 @@ fn sampled(program: &'static str, kinds: u32, seen: &mut Seen) -> Result<()> {
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     let mut sampling = Sampling::with_branches(instructions, PERIOD, whose, kinds)?;
     held.run()?;
-    compare(path, kinds, &mut sampling, seen)
+    compare(path, kinds, &sampling.branched()?, seen)
 }
 
-fn compare(path: &Path, kinds: u32, sampling: &mut Sampling, seen: &mut Seen) -> Result<()> {
-    let samples = sampling.branched()?;
+/// Compares samples with single steps. Each has its place, the instructions that it stands for, and
+/// its branches.
+fn compare(
+    path: &Path,
+    kinds: u32,
+    samples: &[(u64, u64, Vec<Branch>)],
+    seen: &mut Seen,
+) -> Result<()> {
     let expected = path.instructions() / PERIOD as usize;
     let periods: u64 = samples.iter().map(|(_, events, _)| events / PERIOD).sum();
     ensure!(periods == expected as u64, "{periods} periods, expected {expected}");
@@ -179,7 +201,7 @@ fn compare(path: &Path, kinds: u32, sampling: &mut Sampling, seen: &mut Seen) ->
     let one_each = samples.len() == expected || !is_pv()?;
     ensure!(one_each, "{} samples, expected {expected}", samples.len());
     let mut executed = 0;
-    for (ip, events, branches) in &samples {
+    for (ip, events, branches) in samples {
         executed += *events as usize;
         let place = path.place_after(executed);
         ensure!(place == Some(*ip), "a sample at {ip:#x}, expected {place:x?}");
@@ -218,7 +240,8 @@ fn of_each_kind(_: &Machine) -> Result<()> {
         let mut seen = Seen::default();
         sampled(PROGRAMS[0], USER | kind, &mut seen)?;
         // The branches of other kinds leave room for this number of this kind.
-        ensure!(seen.full > seen.samples / 2, "{kind:#x}: {seen:?}");
+        // Samples soon after a switch have few, and a busy computer has many switches.
+        ensure!(seen.full > seen.samples / 10, "{kind:#x}: {seen:?}");
     }
     Ok(())
 }
@@ -240,7 +263,7 @@ fn of_two(machine: &Machine) -> Result<()> {
     held.into_iter().try_for_each(Held::run)?;
     let mut seen = Seen::default();
     for (path, sampling) in paths?.iter().zip(&mut samplings) {
-        compare(path, USER | ANY, sampling, &mut seen)?;
+        compare(path, USER | ANY, &sampling.branched()?, &mut seen)?;
     }
     ensure!(seen.kernels == 0 && seen.branches > 8 * seen.samples, "{seen:?}");
     Ok(())
@@ -281,7 +304,15 @@ fn without_kernel(_: &Machine) -> Result<()> {
         let errno = opened.err().and_then(|error| error.downcast::<Errno>().ok());
         ensure!(errno == Some(Errno::EOPNOTSUPP), "{modes:#x}: {errno:?}");
     }
-    Ok(())
+    refused_by_library(Event::INSTRUCTIONS.every(PERIOD), Cause::KernelBranches)
+}
+
+/// Checks that the library refuses the branches of this event for this reason.
+fn refused_by_library(event: Event, expected: Cause) -> Result<()> {
+    match Watch::this_thread().branches().sample(event) {
+        Err(Error::Refused(refusal)) if refusal.cause == expected => Ok(()),
+        other => bail!("{event}: {other:?}, expected {expected:?}"),
+    }
 }
 
 fn refused(_: &Machine) -> Result<()> {
@@ -298,7 +329,7 @@ fn refused(_: &Machine) -> Result<()> {
         let errno = open(kinds, period);
         ensure!(errno == Some(Errno::EOPNOTSUPP), "{what}: {errno:?}");
     }
-    Ok(())
+    refused_by_library(Event::PAGE_FAULTS.user().every(1), Cause::NoBranches)
 }
 
 /// Checks what `bpf_read_branch_records` gives a program that each overflow calls.
@@ -330,28 +361,163 @@ fn moved(machine: &Machine) -> Result<()> {
 
 /// Runs `perf record -b`, and `perf script`, which prints the branches.
 fn recorded(_: &Machine) -> Result<()> {
-    let path = path_of(PROGRAMS[0])?;
-    let period = PERIOD.to_string();
-    let options = ["-b", "-c", &period, "-e", "instructions:u", "-o", DATA, PROGRAMS[0]];
-    perf(&[&["record"], &options[..]].concat())?;
+    let (path, period) = (path_of(PROGRAMS[0])?, PERIOD.to_string());
+    perf(&["record", "-b", "-c", &period, "-e", "instructions:u", "-o", DATA, PROGRAMS[0]])?;
+    let (samples, expected) = (scripted()?, path.instructions() / PERIOD as usize);
+    ensure!(samples.len() == expected, "{} samples, expected {expected}", samples.len());
+    let mut branches = 0;
+    for (n, stack) in (1..).zip(&samples) {
+        branches += path.check(n * PERIOD as usize, ANY, stack)?;
+    }
+    ensure!(branches > 8 * expected, "{branches} branches in {expected} samples");
+    Ok(())
+}
+
+/// Returns what `perf script` prints of the samples in [`DATA`].
+fn scripted() -> Result<Vec<Vec<Branch>>> {
     let script = perf(&["script", "-i", DATA, "-F", "ip,brstack"])?;
     let address = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16);
-    let (mut samples, mut branches) = (0, 0);
-    for line in script.lines().filter(|line| !line.trim().is_empty()) {
-        samples += 1;
+    let branch = |word: &str| -> Result<Branch> {
+        let (from, rest) = word.split_once('/').context("a source")?;
+        let (to, flags) = rest.split_once('/').context("a target")?;
+        // The emulated processor mispredicts nothing.
+        ensure!(flags.starts_with('P'), "{word}");
+        Ok((address(from)?, address(to)?))
+    };
+    let sample = |line: &str| -> Result<Vec<Branch>> {
         let stack = line.split_whitespace().filter(|word| word.contains('/'));
-        let branch = |word: &str| -> Result<Branch> {
-            let (from, rest) = word.split_once('/').context("a source")?;
-            let (to, flags) = rest.split_once('/').context("a target")?;
-            // The emulated processor mispredicts nothing.
-            ensure!(flags.starts_with('P'), "{word}");
-            Ok((address(from)?, address(to)?))
-        };
-        let stack: Vec<_> = stack.map(branch).collect::<Result<_>>()?;
-        branches += path.check(samples * PERIOD as usize, ANY, &stack)?;
+        stack.map(branch).collect()
+    };
+    script.lines().filter(|line| !line.trim().is_empty()).map(sample).collect()
+}
+
+/// Compares each branch in the library's samples, which have all fields that samples can have.
+fn by_library(_: &Machine) -> Result<()> {
+    let path = path_of(PROGRAMS[0])?;
+    let held = Held::start(&mut Command::new(PROGRAMS[0]))?;
+    let watch = Watch::thread(held.pid().as_raw().cast_unsigned()).callers().counts().branches();
+    let mut sampling = watch.sample(Event::INSTRUCTIONS.user().every(PERIOD))?;
+    held.run()?;
+    let (mut samples, mut executed) = (Vec::new(), 0);
+    while let Some(sample) = sampling.take()? {
+        executed += sample.period;
+        ensure!(sample.count == Some(executed), "{sample:x?} after {executed} instructions");
+        let predicted = |branch: &Recorded| branch.flags.mispredicted() == Some(false);
+        ensure!(sample.branches.iter().all(predicted), "{sample:x?}");
+        let branches = sample.branches.iter().map(|branch| (branch.from, branch.to));
+        samples.push((sample.ip, sample.period, branches.collect()));
     }
-    let expected = path.instructions() / PERIOD as usize;
-    ensure!(samples == expected, "{samples} samples, expected {expected}: {script}");
-    ensure!(branches > 8 * samples, "{branches} branches in {samples} samples");
+    ensure!(sampling.lost() == 0, "{} samples were lost", sampling.lost());
+    let mut seen = Seen::default();
+    compare(path, ANY, &samples, &mut seen)?;
+    ensure!(seen.kernels == 0 && seen.branches > 8 * seen.samples, "{seen:?}");
+    Ok(())
+}
+
+/// Runs the command, and returns what it prints.
+fn perfctr(arguments: &[&str]) -> Result<String> {
+    let out = Command::new("/work/perfctr").args(arguments).output().context("no command")?;
+    let printed = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "perfctr {}: {printed}", arguments.join(" "));
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// The time and the branches of each period in a profile, in the order of the times.
+type Noted = Vec<(u64, Vec<Branch>)>;
+
+/// Records a program with the command, and returns what is in the profile. The program is always at
+/// the addresses that its file states, and so are the frames of the profile.
+fn by_perfctr(program: &str) -> Result<Noted> {
+    // A tenant has only the directories that it needs.
+    fs::create_dir_all("/tmp")?;
+    let period = COMMANDS_PERIOD.to_string();
+    perfctr(&["record", "-b", "-c", &period, "-e", "instructions:u", "-o", PROFILE, program])?;
+    let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
+    let number = |value: &Value| value.as_u64().with_context(|| format!("no number: {value}"));
+    let list = |value: &Value| value.as_array().cloned().with_context(|| format!("{value}"));
+    let address = |end: &Value| number(&profile["frames"][number(end)? as usize]["address"]);
+    let branch = |index: &Value| -> Result<Branch> {
+        let branch = &profile["branches"][number(index)? as usize];
+        ensure!(
+            !BranchFlags::new(number(&branch["flags"])?).mispredicted().context("flags")?,
+            "{branch}"
+        );
+        Ok((address(&branch["from"])?, address(&branch["to"])?))
+    };
+    let mut noted = Vec::new();
+    for stack in list(&profile["stacks"])? {
+        // Stacks of which no branch was recorded have no such list.
+        let branches = stack.get("branches").map_or(Ok(Vec::new()), list)?;
+        let branches: Vec<_> = branches.iter().map(branch).collect::<Result<_>>()?;
+        for time in list(&stack["times"])? {
+            noted.push((number(&time)?, branches.clone()));
+        }
+    }
+    noted.sort_by_key(|(time, _)| *time);
+    Ok(noted)
+}
+
+/// Compares each branch in a profile with single steps. A profile does not say in which order
+/// samples of one time were taken, and Linux's clock may stand still for some samples.
+fn check_noted(path: &Path, noted: &Noted) -> Result<()> {
+    let expected = path.instructions() / COMMANDS_PERIOD as usize;
+    ensure!(noted.len() == expected, "{} periods, expected {expected}: {noted:x?}", noted.len());
+    let mut ended = 0;
+    for samples in noted.chunk_by(|(one, _), (next, _)| one == next) {
+        let mut left: Vec<&[Branch]> = samples.iter().map(|(_, branches)| &**branches).collect();
+        // One with fewer branches may be right in several places.
+        left.sort_by_key(|branches| Reverse(branches.len()));
+        let mut without = 0;
+        for _ in samples {
+            ended += 1;
+            let executed = ended * COMMANDS_PERIOD as usize;
+            let is_here = |branches: &&[Branch]| path.check(executed, ANY, branches).is_ok();
+            let Some(found) = left.iter().copied().find(is_here) else {
+                // In a guest with rings of its own a sample may stand for several periods.
+                without += 1;
+                ensure!(!is_pv()?, "no branches of {executed} instructions: {left:x?}");
+                continue;
+            };
+            for _ in 0..=without {
+                let at = left.iter().position(|branches| *branches == found);
+                left.remove(
+                    at.with_context(|| format!("after {executed} instructions: {left:x?}"))?,
+                );
+            }
+            without = 0;
+        }
+        ensure!(left.is_empty(), "after {ended} periods: {left:x?}");
+    }
+    let branches: usize = noted.iter().map(|(_, branches)| branches.len()).sum();
+    ensure!(branches > 8 * noted.len(), "{branches} branches in {} periods", noted.len());
+    Ok(())
+}
+
+/// Compares each branch in profiles of the command's.
+fn by_command(_: &Machine) -> Result<()> {
+    for program in PROGRAMS {
+        let noted = by_perfctr(program)?;
+        check_noted(path_of(program)?, &noted)?;
+        let expected: usize = noted.iter().map(|(_, branches)| branches.len()).sum();
+        let table = perfctr(&["report", "--branches", "-i", PROFILE])?;
+        // Below the summary and the headings, rows have the number of branches first.
+        let row = |line: &str| line.split_whitespace().next()?.parse::<usize>().ok();
+        let rows: Option<Vec<_>> = table.lines().skip(2).map(row).collect();
+        let all = rows.map(|rows| rows.into_iter().sum::<usize>());
+        ensure!(all == Some(expected), "{expected} branches expected: {table}");
+    }
+    Ok(())
+}
+
+/// Checks that perf shows the branches that the command has recorded.
+fn as_perf_data(_: &Machine) -> Result<()> {
+    for program in PROGRAMS {
+        let noted = by_perfctr(program)?;
+        check_noted(path_of(program)?, &noted)?;
+        perfctr(&["report", "-f", "perf", "-i", PROFILE, "-o", DATA])?;
+        let (noted, scripted): (Vec<_>, _) =
+            (noted.into_iter().map(|one| one.1).collect(), scripted()?);
+        ensure!(noted == scripted, "{scripted:x?}, expected {noted:x?}");
+    }
     Ok(())
 }
