@@ -150,8 +150,13 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 					      *(u64 *)argument);
 	case PERFCTR_IOC_UNLINK:
 		return perfctr_thread_unlink(thread);
-	default:
+	case PERFCTR_IOC_CPU_CONTROL:
+	case PERFCTR_IOC_CPU_READ:
+	case PERFCTR_IOC_CPU_START:
+	case PERFCTR_IOC_CPU_STOP:
 		return perfctr_request_of_cpus(file, number, argument);
+	default:
+		return -ENOTTY;
 	}
 }
 

@@ -223,19 +223,12 @@ void perfctr_event_start(struct perf_event *event, int flags)
 		local64_read(&event->hw.period_left), event->hw.last_period);
 }
 
-/* Returns whether perf wants its books updated, and they are not up to date. */
-static bool perfctr_event_is_unread(const struct perf_event *event, int flags)
-{
-	return flags & PERF_EF_UPDATE && !(event->hw.state & PERF_HES_UPTODATE);
-}
-
 void perfctr_event_stop(struct perf_event *event, int flags)
 {
-	bool is_unread = perfctr_event_is_unread(event, flags);
-
-	perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx, is_unread);
-	event->hw.state |= PERF_HES_STOPPED |
-			   (is_unread ? PERF_HES_UPTODATE : 0);
+	event->hw.state = perfctr_core_event_stop(perfctr_this_vcpu(),
+						  event->hw.idx,
+						  event->hw.state,
+						  flags & PERF_EF_UPDATE);
 }
 
 static bool perfctr_event_is_wide(const struct perf_event *event)
@@ -284,8 +277,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 void perfctr_event_remove(struct perf_event *event, int flags)
 {
 	perfctr_core_event_remove(perfctr_this_vcpu(), event->hw.idx,
-				  perfctr_event_is_unread(event,
-							  PERF_EF_UPDATE),
+				  event->hw.state,
 				  perfctr_event_is_wide(event));
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;

@@ -16,13 +16,8 @@
 /*
  * perf keeps a context for each task that ever had an event, until the task
  * ends. The context points to the PMU, so the module must stay loaded as long.
- */
-#define PERFCTR_CONTEXTS_LOOK_MS 500
-
-static atomic_t perfctr_contexts_are_held;
-/*
- * One task with such a context, or NULL. The module looks for another one only
- * when this one has no such context any more.
+ * This is one task with such a context, or NULL. The module looks for another
+ * one only when this one has no such context any more.
  */
 static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
@@ -54,22 +49,26 @@ out:
 static void perfctr_contexts_look(struct work_struct *unused);
 static DECLARE_DELAYED_WORK(perfctr_contexts_work, perfctr_contexts_look);
 
-/* The caller knows that somebody else keeps the module loaded. */
-static void perfctr_contexts_hold(unsigned int look_in_ms)
+/*
+ * Work that is queued holds the module. The caller knows that somebody else
+ * keeps the module loaded.
+ */
+static void perfctr_contexts_hold(void)
 {
-	if (atomic_xchg(&perfctr_contexts_are_held, true))
-		return;
+	u32 ms = perfctr_core_contexts_wait(ktime_get_ns());
+
 	__module_get(THIS_MODULE);
-	schedule_delayed_work(&perfctr_contexts_work,
-			      msecs_to_jiffies(look_in_ms));
+	if (!schedule_delayed_work(&perfctr_contexts_work,
+				   msecs_to_jiffies(ms)))
+		module_put(THIS_MODULE);
 }
 
-/* If an event is destroyed from here on, it holds the module anew. */
+/* If an event is destroyed from here on, it queues this work anew. */
 static void perfctr_contexts_look(struct work_struct *unused)
 {
-	atomic_xchg(&perfctr_contexts_are_held, false);
+	perfctr_core_contexts_searched(ktime_get_ns());
 	if (perfctr_contexts_exist())
-		perfctr_contexts_hold(PERFCTR_CONTEXTS_LOOK_MS);
+		perfctr_contexts_hold();
 	module_put(THIS_MODULE);
 }
 
@@ -79,7 +78,7 @@ static void perfctr_contexts_look(struct work_struct *unused)
  */
 static void perfctr_pmu_destroy(struct perf_event *unused)
 {
-	perfctr_contexts_hold(0);
+	perfctr_contexts_hold();
 	perfctr_glue_unwatch();
 }
 

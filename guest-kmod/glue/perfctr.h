@@ -11,6 +11,7 @@
 #include <linux/interrupt.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
+#include <linux/nsproxy.h>
 #include <linux/preempt.h>
 #include <linux/smp.h>
 #include <linux/wait.h>
@@ -108,7 +109,6 @@ int perfctr_cpus_init(void);
 void perfctr_users_exit(void);
 int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 			  struct task_struct *task);
-struct perfctr_subject perfctr_subject_of(struct task_struct *task);
 
 /* ring.c: threads' rings of samples. */
 struct perfctr_ring;
@@ -209,13 +209,36 @@ void perfctr_chardev_exit(void);
 int perfctr_debugfs_init(void);
 void perfctr_debugfs_exit(void);
 
-/*
- * Returns the effective user of the calling thread, or of the thread that
- * executes next on this CPU.
- */
-static inline u32 perfctr_euid(struct task_struct *task)
+static inline u64 perfctr_ids(kuid_t uid, kgid_t gid)
 {
-	return __kuid_val(rcu_dereference_raw(task->real_cred)->euid);
+	return (u64)__kgid_val(gid) << 32 | __kuid_val(uid);
+}
+
+/*
+ * Describes the calling thread, or one whose credentials, namespaces and memory
+ * do not change meanwhile. It is open as ptrace(2) says: it must be dumpable,
+ * and all its users and all its groups must be the same.
+ */
+static inline struct perfctr_subject
+perfctr_subject_of(struct task_struct *task)
+{
+	const struct cred *cred = rcu_dereference_raw(task->real_cred);
+	const struct nsproxy *proxy = READ_ONCE(task->nsproxy);
+	u64 ids = perfctr_ids(cred->euid, cred->egid);
+	bool is_open = ids == perfctr_ids(cred->uid, cred->gid) &&
+		       ids == perfctr_ids(cred->suid, cred->sgid);
+
+	return (struct perfctr_subject){
+		.identity.container =
+			proxy ? (unsigned long)proxy->pid_ns_for_children : 0,
+		.identity.users = (unsigned long)cred->user_ns,
+		.identity.capabilities = *(const u64 *)&cred->cap_permitted,
+		.identity.ids = ids,
+		.kind = !task->mm ? PERFCTR_SUBJECT_KERNEL :
+			is_open && perfctr_is_dumpable(task) ?
+				    PERFCTR_SUBJECT_OPEN :
+				    PERFCTR_SUBJECT_GUARDED,
+	};
 }
 
 /* Preemption is disabled. */

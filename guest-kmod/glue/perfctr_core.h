@@ -242,17 +242,35 @@ struct perfctr_branch_stack {
 };
 
 /*
+ * Whose a thread is, and what it may do. Threads with the same identity have the same rights.
+ */
+struct perfctr_identity {
+  /*
+   * The container that it is in, which is identified by its namespace of process numbers.
+   */
+  uint64_t container;
+  /*
+   * The namespace of users in which it has its capabilities.
+   */
+  uint64_t users;
+  /*
+   * Its permitted capabilities: bit n stands for capability n.
+   */
+  uint64_t capabilities;
+  /*
+   * Its effective user in the low half, and its effective group in the high one.
+   */
+  uint64_t ids;
+};
+
+/*
  * What is registered with a vCPU. Only that vCPU writes it, with interrupts disabled.
  */
 struct perfctr_shown {
   /*
-   * The container of the subjects that may execute while the page is registered.
+   * The identity of the subjects that may execute while the page is registered.
    */
-  uint64_t container;
-  /*
-   * The effective user of these subjects.
-   */
-  uint32_t uid;
+  struct perfctr_identity identity;
   /*
    * The number of the observer whose page it is, or 0 if none is registered.
    */
@@ -348,13 +366,9 @@ struct perfctr_ring_place {
  */
 struct perfctr_subject {
   /*
-   * The container that it is in, which is identified by its namespace of process numbers.
+   * Its identity.
    */
-  uint64_t container;
-  /*
-   * Its effective user.
-   */
-  uint32_t uid;
+  struct perfctr_identity identity;
   /*
    * One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
    */
@@ -538,9 +552,9 @@ int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            bool is_wide);
 
 /*
- * Removes an event; see LocalEvents::remove_event.
+ * Removes an event whose `hw.state` is `state`; see LocalEvents::remove_event.
  */
-void perfctr_core_event_remove(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread, bool is_wide);
+void perfctr_core_event_remove(perfctr_on_vcpu vcpu, uint32_t index, uint32_t state, bool is_wide);
 
 /*
  * Lets an event count, and returns how many events its present period has.
@@ -552,9 +566,22 @@ uint64_t perfctr_core_event_start(perfctr_on_vcpu vcpu,
                                   uint64_t present);
 
 /*
- * Stops an event; see LocalEvents::stop_event.
+ * Stops an event whose `hw.state` is `state`, and returns its new state.
  */
-void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index, bool is_unread);
+uint32_t perfctr_core_event_stop(perfctr_on_vcpu vcpu,
+                                 uint32_t index,
+                                 uint32_t state,
+                                 bool updates);
+
+/*
+ * Notes that C begins to search for contexts of perf's; see Searches::begins.
+ */
+void perfctr_core_contexts_searched(uint64_t now);
+
+/*
+ * Returns in how much time C may search again, unit: ms; see Searches::wait_ms.
+ */
+uint32_t perfctr_core_contexts_wait(uint64_t now);
 
 /*
  * Brings perf's books of an event up to date; see LocalEvents::read_event.
@@ -807,9 +834,9 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * Gives back a reference to a container.
+ * Gives back the references to the container and to the namespace of users of an identity.
  */
-extern void perfctr_glue_put_container(uint64_t container);
+extern void perfctr_glue_put_identity(const struct perfctr_identity *identity);
 
 /*
  * Has C call `perfctr_core_users_take_back` after this time, and not sooner.
@@ -817,15 +844,14 @@ extern void perfctr_glue_put_container(uint64_t container);
 extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
 /*
- * Returns a user of a container, or null if the list does not have it or it is being freed.
+ * Returns the user with this identity, or null if the list does not have it or it is being freed.
  */
-const struct perfctr_core_user *perfctr_core_user_find(uint64_t container, uint32_t uid);
+const struct perfctr_core_user *perfctr_core_user_find(const struct perfctr_identity *identity);
 
 /*
- * Stores a user of a container in `found`, and makes the user if there is none.
+ * Stores the user with this identity in `found`, and makes the user if there is none.
  */
-int perfctr_core_user_get(uint64_t container,
-                          uint32_t uid,
+int perfctr_core_user_get(const struct perfctr_identity *identity,
                           bool is_initial,
                           uint32_t owner,
                           const struct perfctr_core_user **found,

@@ -8,7 +8,6 @@
 #include <linux/cpumask.h>
 #include <linux/jump_label.h>
 #include <linux/module.h>
-#include <linux/nsproxy.h>
 #include <linux/sched/signal.h>
 
 #include "perfctr.h"
@@ -212,18 +211,21 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 /*
  * Returns whether `next` may execute while the page is registered. This is the
  * core's rule Shown::may_execute. It is repeated in C, so that most switches do
- * not call the core. A thread with a program has namespaces, so nsproxy is not
- * NULL.
+ * not call the core.
  */
 static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 				       struct task_struct *next)
 {
+	struct perfctr_subject its;
+
 	if (!next->mm)
 		return !shown->hides_kernel;
-	return perfctr_euid(next) == shown->uid &&
-	       (unsigned long)next->nsproxy->pid_ns_for_children ==
-		       shown->container &&
-	       perfctr_is_dumpable(next);
+	its = perfctr_subject_of(next);
+	return its.kind == PERFCTR_SUBJECT_OPEN &&
+	       its.identity.ids == shown->identity.ids &&
+	       its.identity.capabilities == shown->identity.capabilities &&
+	       its.identity.users == shown->identity.users &&
+	       its.identity.container == shown->identity.container;
 }
 
 /*

@@ -4,7 +4,6 @@
  * long the user keeps it (src/shown.rs, src/users.rs).
  */
 
-#include <linux/nsproxy.h>
 #include <linux/pid_namespace.h>
 #include <linux/rcupdate.h>
 #include <linux/sched/task.h>
@@ -18,34 +17,15 @@
  */
 static DEFINE_MUTEX(perfctr_users_lock);
 
-/* A container is identified by the PID namespace of a thread's children. */
-static struct pid_namespace *perfctr_container(struct task_struct *task)
-{
-	struct nsproxy *proxy = READ_ONCE(task->nsproxy);
-
-	return proxy ? proxy->pid_ns_for_children : NULL;
-}
-
-/* Describes the calling thread, or one that is not executing now. */
-struct perfctr_subject perfctr_subject_of(struct task_struct *task)
-{
-	return (struct perfctr_subject){
-		.container = (unsigned long)perfctr_container(task),
-		.uid = perfctr_euid(task),
-		.kind = !task->mm		  ? PERFCTR_SUBJECT_KERNEL :
-			perfctr_is_dumpable(task) ? PERFCTR_SUBJECT_OPEN :
-						    PERFCTR_SUBJECT_GUARDED,
-	};
-}
-
 void perfctr_glue_present(struct perfctr_subject *present)
 {
 	*present = perfctr_subject_of(current);
 }
 
-void perfctr_glue_put_container(u64 container)
+void perfctr_glue_put_identity(const struct perfctr_identity *identity)
 {
-	put_pid_ns((struct pid_namespace *)(unsigned long)container);
+	put_pid_ns((struct pid_namespace *)identity->container);
+	put_user_ns((struct user_namespace *)identity->users);
 }
 
 /* Users are freed without the lock, since that takes an RCU grace period. */
@@ -68,22 +48,6 @@ void perfctr_glue_users_look_in(u32 milliseconds)
 }
 
 /*
- * Returns the thread's container, with a reference, or NULL if the thread has
- * ended.
- */
-static struct pid_namespace *perfctr_container_get(struct task_struct *task)
-{
-	struct pid_namespace *container;
-
-	task_lock(task);
-	container = perfctr_container(task);
-	if (container)
-		get_pid_ns(container);
-	task_unlock(task);
-	return container;
-}
-
-/*
  * Returns the machine's user to whom a user's pages are charged. Anybody can
  * make namespaces with users of their own, but one of the machine's users has
  * made the outermost one. If that user is root, as with most containers, the
@@ -103,33 +67,38 @@ static kuid_t perfctr_owner(const struct cred *cred)
 /*
  * Prepares the core's part of counters for the user of the thread. Returns an
  * error if the thread has ended, if there is no memory, or if too many users
- * are charged to the same owner.
+ * are charged to the same owner. The core identifies namespaces by their
+ * addresses, so each user has references to its own.
  */
 int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 			  struct task_struct *task)
 {
-	struct pid_namespace *container = perfctr_container_get(task);
 	const struct perfctr_core_user *user, *to_free = NULL;
-	u64 address = (unsigned long)container;
-	const struct cred *cred;
+	struct perfctr_identity identity;
+	kuid_t owner;
 	int err = 0;
 
-	if (!container)
-		return -ESRCH;
-	cred = get_task_cred(task);
 	rcu_read_lock();
-	user = perfctr_core_user_find(address, __kuid_val(cred->euid));
+	task_lock(task);
+	identity = perfctr_subject_of(task).identity;
+	owner = perfctr_owner(__task_cred(task));
+	user = perfctr_core_user_find(&identity);
+	if (!user && identity.container) {
+		get_pid_ns((struct pid_namespace *)identity.container);
+		get_user_ns((struct user_namespace *)identity.users);
+	}
+	task_unlock(task);
 	rcu_read_unlock();
 	if (!user) {
 		mutex_lock(&perfctr_users_lock);
-		err = perfctr_core_user_get(address, __kuid_val(cred->euid),
-					    container == &init_pid_ns,
-					    __kuid_val(perfctr_owner(cred)),
-					    &user, &to_free);
+		err = perfctr_core_user_get(
+			&identity,
+			identity.container == (unsigned long)&init_pid_ns &&
+				identity.users == (unsigned long)&init_user_ns,
+			__kuid_val(owner), &user, &to_free);
 		mutex_unlock(&perfctr_users_lock);
 		perfctr_core_users_free(to_free);
 	}
-	put_cred(cred);
 	return err ? err : perfctr_core_thread_init(core, tid, user);
 }
 

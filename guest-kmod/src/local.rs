@@ -327,15 +327,15 @@ mod tests {
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_SHOW, OP_UNREGISTER};
 
     use super::*;
-    use crate::testing::{INSTRUCTIONS, Local, Machine, counter, program};
+    use crate::testing::{INSTRUCTIONS, Local, Machine, counter, identity, program};
 
-    const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
-    const BOB: Observer = Observer { container: 0x100, uid: 1002, number: 8, sees_kernel: false };
+    const ALICE: Observer = Observer::new(identity(1001), 7, false);
+    const BOB: Observer = Observer::new(identity(1002), 8, false);
 
     #[test]
     fn another_page_is_chosen_only_after_the_one_before_was_unregistered() {
         let machine = Machine::new();
-        let mut local = Local::new(&machine, ALICE.uid);
+        let mut local = Local::new(&machine, ALICE.identity.uid());
         for user in [ALICE, BOB, ALICE] {
             local.show_page_of(user).unwrap();
             assert_eq!(local.registered(), Some(user.number));
@@ -364,7 +364,9 @@ mod tests {
         let machine = local.machine;
         asked(machine);
         let mut suspended = false;
-        local.leave_to(&program(user.uid), Some(user.number), |_| suspended = true).unwrap();
+        local
+            .leave_to(&program(user.identity.uid()), Some(user.number), |_| suspended = true)
+            .unwrap();
         assert!(suspended, "what was counted cannot be read any more");
         let before = asked(machine);
         local.show_page_for(user, Some(needs)).unwrap();
@@ -376,7 +378,7 @@ mod tests {
     #[test]
     fn users_who_take_turns_cost_one_hypercall_for_each_turn() {
         let machine = Machine::new();
-        let mut local = Local::new(&machine, ALICE.uid);
+        let mut local = Local::new(&machine, ALICE.identity.uid());
         local.show_page_for(ALICE, Some(&of_user())).unwrap();
         assert_eq!(asked(&machine), [OP_UNREGISTER, OP_SHOW], "the first one is the test's own");
         for user in [BOB, ALICE, BOB] {
@@ -394,22 +396,22 @@ mod tests {
     #[test]
     fn a_page_goes_before_the_switch_unless_another_one_takes_its_place() {
         let machine = Machine::new();
-        let mut local = Local::new(&machine, ALICE.uid);
+        let mut local = Local::new(&machine, ALICE.identity.uid());
         local.show_page_for(ALICE, Some(&of_user())).unwrap();
         asked(&machine);
-        local.leave_to(&program(BOB.uid), None, |_| ()).unwrap();
+        local.leave_to(&program(BOB.identity.uid()), None, |_| ()).unwrap();
         assert_eq!((asked(&machine), local.registered()), (vec![OP_UNREGISTER], None));
 
         // Its observer must not see what the kernel executes for others.
         local.show_page_for(ALICE, None).unwrap();
         local.with_cpu(|cpu| cpu.load(&of(counter(0, INSTRUCTIONS | EVNTSEL_OS)))).unwrap();
         asked(&machine);
-        local.leave_to(&program(BOB.uid), Some(BOB.number), |_| ()).unwrap();
+        local.leave_to(&program(BOB.identity.uid()), Some(BOB.number), |_| ()).unwrap();
         assert_eq!((asked(&machine), local.registered()), (vec![OP_UNREGISTER], None));
 
         // Nobody is switched in after a thread has become another user's.
         local.show_page_for(ALICE, None).unwrap();
-        local.present = program(BOB.uid);
+        local.present = program(BOB.identity.uid());
         asked(&machine);
         local.become_subject(Some(BOB.number), |_| ()).unwrap();
         assert_eq!((asked(&machine), local.registered()), (vec![OP_UNREGISTER], None));
@@ -418,7 +420,7 @@ mod tests {
     #[test]
     fn a_hypervisor_that_cannot_replace_a_page_is_asked_once() {
         let machine = Machine::new();
-        let mut local = Local::new(&machine, ALICE.uid);
+        let mut local = Local::new(&machine, ALICE.identity.uid());
         local.show_page_for(ALICE, Some(&of_user())).unwrap();
         machine.refuses_show.set(Some(Errno::INVAL));
         let one_by_one = [OP_UNREGISTER, OP_REGISTER, OP_LOAD];
@@ -449,7 +451,9 @@ mod tests {
 
     #[test]
     fn the_page_of_cpu_wide_counting_goes_with_it_unless_its_user_executes() {
-        for (uid, registered) in [(ALICE.uid, None), (BOB.uid, Some(BOB.number))] {
+        for (uid, registered) in
+            [(ALICE.identity.uid(), None), (BOB.identity.uid(), Some(BOB.number))]
+        {
             let machine = Machine::new();
             let mut local = Local::new(&machine, uid);
             local.show_page_of(BOB).unwrap();
@@ -464,7 +468,7 @@ mod tests {
     #[test]
     fn a_thread_is_suspended_before_its_page_gives_way_to_cpu_wide_counting() {
         let machine = Machine::new();
-        let mut local = Local::new(&machine, ALICE.uid);
+        let mut local = Local::new(&machine, ALICE.identity.uid());
         local.show_page_of(ALICE).unwrap();
         let mut steps = Vec::new();
         let started = local.start_cpu_wide(

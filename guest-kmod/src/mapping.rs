@@ -28,8 +28,7 @@ pub struct Mappable {
     pub cpus: u32,
     /// Pages of the thread's ring; 0 without a ring.
     pub ring_pages: u32,
-    /// The owner of the vCPU pages: the user and container that the thread had when it got its
-    /// counters.
+    /// The owner of the vCPU pages: the identity that the thread had when it got its counters.
     pub observer: Observer,
 }
 
@@ -42,8 +41,8 @@ pub enum Mapped {
     Ring,
 }
 
-/// Decides about a mapping that `caller` asks for. A descriptor that was passed on to another user
-/// or container does not show what other threads of its thread's user do, but its ring belongs to
+/// Decides about a mapping that `caller` asks for. A descriptor that was passed on to somebody with
+/// less rights does not show what other threads of its thread's user do, but its ring belongs to
 /// the thread alone.
 ///
 /// # Errors
@@ -66,19 +65,19 @@ pub fn may_map(
     }
     let all = u64::from(mappable.cpus).saturating_add(1);
     let fits = wanted.first_page == 0 && fits(all);
-    let is_own = mappable.observer.is_of(caller.container, caller.uid);
+    let is_own = caller.identity.may_see(&mappable.observer.identity);
     if fits && (is_own || rights.has_ptrace()) { Ok(Mapped::Counters) } else { Err(Errno::PERM) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shown::{SUBJECT_GUARDED, SUBJECT_OPEN};
-    use crate::testing::Person;
+    use crate::shown::{Identity, SUBJECT_GUARDED, SUBJECT_OPEN};
+    use crate::testing::{Person, identity};
 
-    const ALICE: Subject = Subject { container: 0x100, uid: 1001, kind: SUBJECT_OPEN };
+    const ALICE: Subject = Subject { identity: identity(1001), kind: SUBJECT_OPEN };
     const OF: Mappable =
-        Mappable { cpus: 4, ring_pages: 9, observer: Observer::new(0x100, 1001, 7, false) };
+        Mappable { cpus: 4, ring_pages: 9, observer: Observer::new(identity(1001), 7, false) };
     const COUNTERS: Mapping =
         Mapping { first_page: 0, pages: 5, is_shared: true, may_change: false };
     const RING: Mapping = Mapping { first_page: RING_FIRST_PAGE, pages: 9, ..COUNTERS };
@@ -109,11 +108,16 @@ mod tests {
     }
 
     #[test]
-    fn another_user_or_container_needs_the_right_to_trace_for_vcpu_pages_only() {
+    fn another_identity_needs_the_right_to_trace_for_vcpu_pages_only() {
         let tracer = Person { ptrace: true, ..Person::new(false) };
-        for (asked, other) in
-            (1..).zip([Subject { uid: 1002, ..ALICE }, Subject { container: 0x200, ..ALICE }])
-        {
+        let others = [
+            identity(1002),
+            Identity { container: 0x200, ..ALICE.identity },
+            Identity { users: 0x88, ..ALICE.identity },
+            Identity { ids: ALICE.identity.ids + (1 << 32), ..ALICE.identity },
+        ];
+        for (asked, identity) in (1..).zip(others) {
+            let other = Subject { identity, ..ALICE };
             let decide = |wanted, rights: &Person| may_map(wanted, &OF, &other, rights);
             assert_eq!(decide(&COUNTERS, &Person::new(false)), Err(Errno::PERM), "{other:?}");
             assert_eq!(decide(&RING, &Person::new(false)), Ok(Mapped::Ring), "{other:?}");
@@ -122,6 +126,12 @@ mod tests {
         }
         let hidden = Subject { kind: SUBJECT_GUARDED, ..ALICE };
         assert_eq!(may_map(&COUNTERS, &OF, &hidden, &tracer), Ok(Mapped::Counters));
-        assert_eq!(tracer.questions(), 2, "the kernel is asked only where it matters");
+        let more = Identity { capabilities: 1 << 10, ..ALICE.identity };
+        let more = Subject { identity: more, ..ALICE };
+        assert_eq!(may_map(&COUNTERS, &OF, &more, &tracer), Ok(Mapped::Counters));
+        assert_eq!(tracer.questions(), 4, "the kernel is asked only where it matters");
+        let capable = Observer { identity: more.identity, ..OF.observer };
+        let of = Mappable { observer: capable, ..OF };
+        assert_eq!(decide(COUNTERS, of), Err(Errno::PERM), "who has made it had more rights");
     }
 }

@@ -12,6 +12,8 @@
 //! * `sample` decides whose registers a sample reports.
 //! * `cpu` does the work of perf's PMU on a vCPU.
 //! * `local` decides in which order each of perf's callbacks does that work.
+//! * `state` keeps perf's notes of an event's state.
+//! * `contexts` decides when tasks are searched for contexts that perf has left.
 //!
 //! Events are *live* while what they hold is loaded and each has a `Phys*` to subtract. They are
 //! folded whenever that ends: when perf disables its PMU, when something else is to be loaded, and
@@ -22,18 +24,22 @@
 //! domain to count, or has other counters. perf must not count this time as time of counting.
 
 mod branches;
+mod contexts;
 mod cpu;
 mod event;
 pub(crate) mod held;
 mod local;
 mod sample;
 mod stall;
+mod state;
 
 pub use branches::BranchStack;
+pub use contexts::Searches;
 pub use event::{EventAttr, EventConfig, PRECISE_MAX};
 pub use held::{Progress, fit};
 pub use local::{EventTime, LocalEvents};
 pub use sample::Registers;
+pub use state::{is_unread, stopped};
 
 #[cfg(test)]
 mod tests;

@@ -10,11 +10,8 @@
 //! callers who bind the same descriptor, or the same thread, is the first (`glue/thread.c`).
 
 use shared_abi::hypercall::HvQuery;
-use shared_abi::ioctl::{
-    Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CREATE, IOC_OPEN,
-    IOC_RING, Info, MODULE_FEATURES,
-};
-use shared_abi::requests::{Access, Binding, Request, Requester};
+use shared_abi::ioctl::{Control, CpuState, Create, Info, MODULE_FEATURES};
+use shared_abi::requests::{Access, Argument, Binding, Request, Requester};
 use shared_abi::ring::RingRequest;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Errno, PmuCaps};
@@ -98,28 +95,28 @@ pub struct GuestFacts {
 ///
 /// # Errors
 ///
-/// See the table in [`shared_abi::ioctl`].
+/// See the table in [`shared_abi::ioctl`]; `NOTTY` if there is no such request.
 pub fn judge(
     number: u32,
     argument: &[u8],
     machine: &GuestFacts,
     rights: &impl Rights,
 ) -> Result<(), Errno> {
-    match number {
-        IOC_CREATE | IOC_OPEN => check_create(parse::<Create>(argument)?),
-        IOC_CONTROL => may_count(machine.paranoid, rights, parse::<Control>(argument)?),
-        IOC_RING => check_ring(parse::<RingRequest>(argument)?),
-        IOC_CPU_CONTROL => {
+    match Request::find(number).ok_or(Errno::NOTTY)?.argument {
+        Argument::None | Argument::ForObject => Ok(()),
+        Argument::Create => check_create(parse::<Create>(argument)?),
+        Argument::Control => may_count(machine.paranoid, rights, parse::<Control>(argument)?),
+        Argument::Ring => check_ring(parse::<RingRequest>(argument)?),
+        Argument::CpuControl => {
             let state = parse::<CpuState>(argument)?;
             check_cpu(machine, state)?;
             check_cpu_control(&machine.caps, state).map(drop)
         }
-        IOC_CPU_READ => {
+        Argument::CpuRead => {
             let state = parse::<CpuState>(argument)?;
             check_cpu(machine, state)?;
             check_cpu_read(state)
         }
-        _ => Ok(()),
     }
 }
 
@@ -284,6 +281,7 @@ mod tests {
             assert_eq!(judged(number, &CpuState { reserved: 1, ..cpu }), Err(Errno::INVAL));
         }
         assert_eq!(judged(IOC_RING_TAKE, &7_u64), Ok(()), "its ring judges that");
+        assert_eq!(judged(IOC_RING_TAKE ^ 1, &7_u64), Err(Errno::NOTTY), "there is no such one");
     }
 
     #[test]

@@ -23,14 +23,26 @@ pub const SUBJECT_GUARDED: u32 = 1;
 /// [`Subject::kind`]: a thread of the kernel, which executes no program.
 pub const SUBJECT_KERNEL: u32 = 2;
 
+/// Whose a thread is, and what it may do. Threads with the same identity have the same rights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Identity {
+    /// The container that it is in, which is identified by its namespace of process numbers.
+    pub container: u64,
+    /// The namespace of users in which it has its capabilities.
+    pub users: u64,
+    /// Its permitted capabilities: bit n stands for capability n.
+    pub capabilities: u64,
+    /// Its effective user in the low half, and its effective group in the high one.
+    pub ids: u64,
+}
+
 /// The subject that executes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Subject {
-    /// The container that it is in, which is identified by its namespace of process numbers.
-    pub container: u64,
-    /// Its effective user.
-    pub uid: u32,
+    /// Its identity.
+    pub identity: Identity,
     /// One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
     pub kind: u32,
 }
@@ -39,10 +51,8 @@ pub struct Subject {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Observer {
-    /// The container that its threads are in.
-    pub container: u64,
-    /// The effective user of its threads.
-    pub uid: u32,
+    /// The identity of its threads.
+    pub identity: Identity,
     /// The observer's number for the hypervisor, which is not 0.
     pub number: u32,
     /// Whether the observer may look into the kernel.
@@ -53,10 +63,8 @@ pub struct Observer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Shown {
-    /// The container of the subjects that may execute while the page is registered.
-    pub container: u64,
-    /// The effective user of these subjects.
-    pub uid: u32,
+    /// The identity of the subjects that may execute while the page is registered.
+    pub identity: Identity,
     /// The number of the observer whose page it is, or 0 if none is registered.
     pub number: u32,
     /// Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
@@ -66,41 +74,61 @@ pub struct Shown {
 }
 
 /// The user whose processes may look into the kernel, unless they are in a container that forbids
-/// it.
+/// it, or lack the capabilities.
 pub(crate) const ROOT_UID: u32 = 0;
 
-/// A [`Shown::uid`] that no process has. It stands for perf's page that is registered for a guarded
-/// program: the page has to go when any other subject executes.
-const NO_UID: u32 = u32::MAX;
+/// The capabilities with each of which the kernel lets a process look into it: `CAP_SYS_ADMIN` and
+/// `CAP_PERFMON`.
+const SEES_KERNEL: u64 = 1 << 21 | 1 << 38;
+
+/// The [`Identity::ids`] that no process has. They stand for perf's page that is registered for a
+/// guarded program: the page has to go when any other subject executes.
+const NO_IDS: u64 = u64::MAX;
+
+impl Identity {
+    /// Returns the effective user.
+    pub const fn uid(&self) -> u32 {
+        self.ids as u32
+    }
+
+    /// Returns whether a process with this identity may look into one with the `other` identity
+    /// that does not hide: they have the same user and group, and the other one has no capability
+    /// that this one lacks.
+    pub fn may_see(&self, other: &Self) -> bool {
+        self.container == other.container
+            && self.users == other.users
+            && self.ids == other.ids
+            && other.capabilities & !self.capabilities == 0
+    }
+}
 
 impl Shown {
     /// Returns whether this subject may execute while the page is registered.
+    ///
+    /// It must have the identity for which the page is registered, and not only one that this may
+    /// see: a program may read the counters where it executes, so each of the two has to be allowed
+    /// to see the other.
     pub fn may_execute(&self, next: &Subject) -> bool {
         match next.kind {
             _ if self.number == 0 => true,
             SUBJECT_KERNEL => !self.hides_kernel,
-            SUBJECT_OPEN => self.uid == next.uid && self.container == next.container,
+            SUBJECT_OPEN => self.identity == next.identity,
             _ => false,
         }
     }
 }
 
 impl Observer {
-    /// Makes the observer for the user `uid` of a container, which may be the initial one.
-    pub const fn new(container: u64, uid: u32, number: u32, is_initial: bool) -> Self {
-        Self { container, uid, number, sees_kernel: is_initial && uid == ROOT_UID }
+    /// Makes the observer for threads with this identity. `is_initial` says whether its container
+    /// and its namespace of users are the initial ones.
+    pub const fn new(identity: Identity, number: u32, is_initial: bool) -> Self {
+        let may_look = identity.uid() == ROOT_UID && identity.capabilities & SEES_KERNEL != 0;
+        Self { identity, number, sees_kernel: is_initial && may_look }
     }
 
-    /// Returns whether this is the observer of threads with this user and container.
-    pub const fn is_of(&self, container: u64, uid: u32) -> bool {
-        self.container == container && self.uid == uid
-    }
-
-    /// Returns whether a program that is executed now may continue to be counted for this observer,
-    /// who may look into programs of its own user only.
+    /// Returns whether a program that is executed now may continue to be counted for this observer.
     pub fn may_see(&self, program: &Subject) -> bool {
-        program.kind == SUBJECT_OPEN
-            && (self.uid, self.container) == (program.uid, program.container)
+        program.kind == SUBJECT_OPEN && self.identity.may_see(&program.identity)
     }
 }
 
@@ -333,9 +361,9 @@ impl<K: Kernel> ThisVcpu<'_, K> {
 
     /// Notes whose page is registered from now on.
     fn note_shown(&mut self, observer: &Observer) {
-        let Observer { container, uid, number, sees_kernel } = *observer;
+        let Observer { identity, number, sees_kernel } = *observer;
         let pages = &mut self.vcpu.pages;
-        pages.shown = Shown { container, uid, number, ..Shown::default() };
+        pages.shown = Shown { identity, number, ..Shown::default() };
         pages.sees_kernel = sees_kernel;
         self.vcpu.judge_loaded();
     }
@@ -349,9 +377,11 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     /// The errors of the hypercall.
     pub fn show_perfs(&mut self, subject: &Subject, number: u32) -> Result<(), Errno> {
         let frame = self.frame();
-        let Subject { container, uid, .. } = *subject;
-        let uid = if is_open(subject) { uid } else { NO_UID };
-        self.show_frame(frame, &Observer { container, uid, number, sees_kernel: false })?;
+        let mut identity = subject.identity;
+        if !is_open(subject) {
+            identity.ids = NO_IDS;
+        }
+        self.show_frame(frame, &Observer { identity, number, sees_kernel: false })?;
         let pages = &mut self.vcpu.pages;
         (pages.is_perfs, pages.perf) = (true, Some((*subject, number)));
         Ok(())
@@ -369,19 +399,36 @@ mod tests {
 
     use super::*;
     use crate::perf::EventConfig;
-    use crate::testing::{INSTRUCTIONS, Machine, counter, program};
+    use crate::testing::{INSTRUCTIONS, Machine, counter, identity, program};
     use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
     use std::vec;
 
-    const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
-    const ROOT: Observer = Observer { container: 0x100, uid: 0, number: 8, sees_kernel: true };
+    const ALICE: Observer = Observer::new(identity(1001), 7, true);
+    const ROOT: Observer = Observer::new(identity(ROOT_UID), 8, true);
 
     fn guarded(uid: u32) -> Subject {
         Subject { kind: SUBJECT_GUARDED, ..program(uid) }
     }
 
-    const KERNEL: Subject = Subject { container: 0x100, uid: 0, kind: SUBJECT_KERNEL };
+    const KERNEL: Subject = Subject { identity: identity(0), kind: SUBJECT_KERNEL };
+
+    /// Returns a program of Alice's that differs from others of hers in this.
+    fn differing(differ: fn(&mut Identity)) -> Subject {
+        let mut program = program(1001);
+        differ(&mut program.identity);
+        program
+    }
+
+    /// Programs with other rights than others of Alice's.
+    fn of_other_rights() -> [Subject; 4] {
+        [
+            differing(|identity| identity.container = 0x200),
+            differing(|identity| identity.users = 0x88),
+            differing(|identity| identity.ids += 1 << 32),
+            differing(|identity| identity.capabilities = 1 << 10),
+        ]
+    }
 
     impl Machine {
         fn show(&self, observer: &Observer) {
@@ -434,8 +481,9 @@ mod tests {
             assert_eq!(machine.leave_to(&program(1002)), Leave::Hide, "another user");
             assert_eq!(machine.leave_to(&program(0)), Leave::Hide, "root is another user, too");
             assert_eq!(machine.leave_to(&guarded(1001)), Leave::Hide, "has rights of its own");
-            let elsewhere = Subject { container: 0x200, ..program(1001) };
-            assert_eq!(machine.leave_to(&elsewhere), Leave::Hide, "in another container");
+            for other in of_other_rights() {
+                assert_eq!(machine.leave_to(&other), Leave::Hide, "{other:?}");
+            }
         }
         machine.on(0, |cpu| cpu.unregister()).unwrap();
         assert_eq!(machine.leave_to(&program(1002)), Leave::Stay, "nothing is registered");
@@ -456,8 +504,35 @@ mod tests {
         assert!(ALICE.may_see(&program(1001)));
         assert!(!ALICE.may_see(&guarded(1001)), "set-group-id, say");
         assert!(!ALICE.may_see(&program(1002)), "it took another user first");
-        assert!(!ALICE.may_see(&Subject { container: 0x200, ..program(1001) }));
         assert!(!ALICE.may_see(&Subject { kind: SUBJECT_KERNEL, ..program(1001) }));
+        for other in of_other_rights() {
+            assert!(!ALICE.may_see(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn who_has_a_right_may_look_into_programs_without_it_but_they_not_into_its_page() {
+        let capable = Identity { capabilities: 1 << 10, ..identity(1001) };
+        let capable = Observer::new(capable, 9, true);
+        assert!(capable.may_see(&program(1001)));
+        let machine = Machine::new();
+        machine.show(&capable);
+        let of_its_own = Subject { identity: capable.identity, kind: SUBJECT_OPEN };
+        assert_eq!(machine.leave_to(&of_its_own), Leave::Stay);
+        assert_eq!(machine.leave_to(&program(1001)), Leave::Hide, "it could read the counters");
+    }
+
+    #[test]
+    fn only_roots_own_observer_with_the_capability_looks_into_the_kernel() {
+        let sees = |uid, capabilities, is_initial| {
+            let identity = Identity { capabilities, ..identity(uid) };
+            Observer::new(identity, 7, is_initial).sees_kernel
+        };
+        assert!(sees(0, 1 << 38, true) && sees(0, 1 << 21, true) && sees(0, !0, true));
+        assert!(!sees(0, 0, true), "a container's root that shares the namespaces");
+        assert!(!sees(0, !(1 << 38 | 1 << 21), true));
+        assert!(!sees(0, !0, false), "the root of another namespace");
+        assert!(!sees(1001, !0, true));
     }
 
     #[test]
@@ -490,7 +565,7 @@ mod tests {
         for observer in [ROOT, ALICE, ROOT, ALICE] {
             machine.show(&observer);
             let leave = if observer.sees_kernel { Leave::Stay } else { Leave::Hide };
-            assert_eq!(machine.leave_to(&KERNEL), leave, "user {}", observer.uid);
+            assert_eq!(machine.leave_to(&KERNEL), leave, "user {}", observer.identity.uid());
         }
     }
 

@@ -34,7 +34,7 @@ use crate::overflow::Signal;
 use crate::perf::{EventTime, LocalEvents, Progress, Registers};
 use crate::policy::Rights;
 use crate::ring::Ring;
-use crate::shown::{Observer, SUBJECT_OPEN, Subject};
+use crate::shown::{Identity, Observer, SUBJECT_OPEN, Subject};
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
 use crate::vcpu::{Counting, ThisVcpu, Vcpu};
@@ -372,9 +372,16 @@ impl<'a> Local<'a> {
     }
 }
 
+/// Returns the identity of this user's programs. Only root's have capabilities.
+pub(crate) const fn identity(uid: u32) -> Identity {
+    let capabilities = if uid == 0 { !0 } else { 0 };
+    let ids = (uid as u64) << 32 | uid as u64;
+    Identity { container: 0x100, users: 0x80, capabilities, ids }
+}
+
 /// Returns a program that other programs of this user may look into.
 pub(crate) fn program(uid: u32) -> Subject {
-    Subject { container: 0x100, uid, kind: SUBJECT_OPEN }
+    Subject { identity: identity(uid), kind: SUBJECT_OPEN }
 }
 
 impl<'a> LocalVcpu for Local<'a> {

@@ -44,6 +44,25 @@ pub enum Requester {
     Supervisor,
 }
 
+/// What the module does with the argument that the caller gives, after it has copied all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// The caller gives none.
+    None,
+    /// It is judged as a [`Create`](ioctl::Create).
+    Create,
+    /// It is judged as a [`Control`](ioctl::Control) of a thread.
+    Control,
+    /// It is judged as a [`RingRequest`](crate::ring::RingRequest).
+    Ring,
+    /// It is judged as a [`CpuState`](ioctl::CpuState) that controls a CPU.
+    CpuControl,
+    /// It is judged as a [`CpuState`](ioctl::CpuState) that names a CPU.
+    CpuRead,
+    /// The object that the request is about judges it, since it depends on the object's state.
+    ForObject,
+}
+
 /// One row of the table of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -55,39 +74,48 @@ pub struct Request {
     pub binding: Binding,
     /// Who may make the request.
     pub requester: Requester,
+    /// How the argument is judged.
+    pub argument: Argument,
     /// How much the module copies from the caller before it does anything, unit: bytes.
     pub bytes_in: u16,
     /// How much the module copies to the caller after it has done everything, unit: bytes.
     pub bytes_out: u16,
 }
 
-const fn row(number: u32, access: Access, binding: Binding, requester: Requester) -> Request {
+const fn row(
+    number: u32,
+    access: Access,
+    binding: Binding,
+    requester: Requester,
+    argument: Argument,
+) -> Request {
     let argument_bytes = (number >> 16 & 0x3fff) as u16;
     let bytes_in = if number & ioctl::WRITE << 30 != 0 { argument_bytes } else { 0 };
     let bytes_out = if number & ioctl::READ << 30 != 0 { argument_bytes } else { 0 };
-    Request { number, access, binding, requester, bytes_in, bytes_out }
+    Request { number, access, binding, requester, argument, bytes_in, bytes_out }
 }
 
 /// The table of all requests.
 pub const REQUESTS: [Request; 14] = {
     use Access::{Reads, Writes};
+    use Argument::{Control, CpuControl, CpuRead, Create, ForObject, None, Ring};
     use Binding::{Any, Bound, Unbound};
     use Requester::{Holder, Operator, Supervisor, Thread};
     [
-        row(ioctl::IOC_READ, Reads, Bound, Holder),
-        row(ioctl::IOC_RESUME, Writes, Bound, Operator),
-        row(ioctl::IOC_RING_TAKE, Writes, Bound, Holder),
-        row(ioctl::IOC_CONTROL, Writes, Bound, Operator),
-        row(ioctl::IOC_INFO, Reads, Any, Holder),
-        row(ioctl::IOC_CREATE, Writes, Unbound, Operator),
-        row(ioctl::IOC_OPEN, Reads, Unbound, Operator),
-        row(ioctl::IOC_READ_CONTROL, Reads, Bound, Holder),
-        row(ioctl::IOC_UNLINK, Writes, Bound, Operator),
-        row(ioctl::IOC_RING, Writes, Bound, Thread),
-        row(ioctl::IOC_CPU_CONTROL, Writes, Any, Supervisor),
-        row(ioctl::IOC_CPU_START, Writes, Any, Supervisor),
-        row(ioctl::IOC_CPU_STOP, Writes, Any, Supervisor),
-        row(ioctl::IOC_CPU_READ, Reads, Any, Supervisor),
+        row(ioctl::IOC_READ, Reads, Bound, Holder, None),
+        row(ioctl::IOC_RESUME, Writes, Bound, Operator, None),
+        row(ioctl::IOC_RING_TAKE, Writes, Bound, Holder, ForObject),
+        row(ioctl::IOC_CONTROL, Writes, Bound, Operator, Control),
+        row(ioctl::IOC_INFO, Reads, Any, Holder, None),
+        row(ioctl::IOC_CREATE, Writes, Unbound, Operator, Create),
+        row(ioctl::IOC_OPEN, Reads, Unbound, Operator, Create),
+        row(ioctl::IOC_READ_CONTROL, Reads, Bound, Holder, None),
+        row(ioctl::IOC_UNLINK, Writes, Bound, Operator, None),
+        row(ioctl::IOC_RING, Writes, Bound, Thread, Ring),
+        row(ioctl::IOC_CPU_CONTROL, Writes, Any, Supervisor, CpuControl),
+        row(ioctl::IOC_CPU_START, Writes, Any, Supervisor, None),
+        row(ioctl::IOC_CPU_STOP, Writes, Any, Supervisor, None),
+        row(ioctl::IOC_CPU_READ, Reads, Any, Supervisor, CpuRead),
     ]
 };
 
@@ -97,7 +125,8 @@ pub const ARGUMENT_BYTES_MAX: usize = size_of::<ioctl::CpuState>();
 const _: () = {
     let mut row = 0;
     while row < REQUESTS.len() {
-        let Request { number, bytes_in, bytes_out, .. } = REQUESTS[row];
+        let Request { number, argument, bytes_in, bytes_out, .. } = REQUESTS[row];
+        assert!((bytes_in == 0) == matches!(argument, Argument::None));
         assert!(bytes_in as usize <= ARGUMENT_BYTES_MAX);
         assert!(bytes_out as usize <= ARGUMENT_BYTES_MAX);
         assert!(bytes_in > 0 || bytes_out > 0 || number >> 30 == 0);

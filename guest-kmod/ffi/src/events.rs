@@ -9,7 +9,7 @@ use core::slice;
 
 use guest_kmod::perf::{
     BranchStack, EventAttr, EventConfig, EventTime, LocalEvents, PRECISE_MAX, Progress, Registers,
-    fit,
+    Searches, fit, is_unread, stopped,
 };
 use shared_abi::hypercall::{FEATURE_PRECISE, HvPlace};
 
@@ -96,16 +96,16 @@ pub extern "C" fn perfctr_core_event_add(
     }
 }
 
-/// Removes an event; see [`LocalEvents::remove_event`].
+/// Removes an event whose `hw.state` is `state`; see [`LocalEvents::remove_event`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_remove(
     mut vcpu: OnVcpu<'_>,
     index: u32,
-    is_unread: bool,
+    state: u32,
     is_wide: bool,
 ) {
     // If the hypervisor refuses, the next switch asks it again.
-    let _ = vcpu.remove_event(index, is_unread, is_wide);
+    let _ = vcpu.remove_event(index, is_unread(state), is_wide);
 }
 
 /// Lets an event count, and returns how many events its present period has; see
@@ -121,10 +121,34 @@ pub extern "C" fn perfctr_core_event_start(
     vcpu.cpu().start_event(index, period, left, present)
 }
 
-/// Stops an event; see [`LocalEvents::stop_event`].
+/// Stops an event whose `hw.state` is `state`, and returns its new state; see
+/// [`LocalEvents::stop_event`].
+///
+/// `updates` says whether perf wants its books brought up to date.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_event_stop(mut vcpu: OnVcpu<'_>, index: u32, is_unread: bool) {
-    vcpu.stop_event(index, is_unread);
+pub extern "C" fn perfctr_core_event_stop(
+    mut vcpu: OnVcpu<'_>,
+    index: u32,
+    state: u32,
+    updates: bool,
+) -> u32 {
+    let reads = updates && is_unread(state);
+    vcpu.stop_event(index, reads);
+    stopped(state, reads)
+}
+
+static SEARCHES: Searches = Searches::new();
+
+/// Notes that C begins to search for contexts of perf's; see [`Searches::begins`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_contexts_searched(now: u64) {
+    SEARCHES.begins(now);
+}
+
+/// Returns in how much time C may search again, unit: ms; see [`Searches::wait_ms`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_contexts_wait(now: u64) -> u32 {
+    SEARCHES.wait_ms(now)
 }
 
 /// Brings perf's books of an event up to date; see [`LocalEvents::read_event`].

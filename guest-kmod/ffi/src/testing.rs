@@ -14,7 +14,7 @@ use std::vec::Vec;
 use guest_kmod::LocalVcpu;
 use guest_kmod::perf::{EventTime, Progress, Registers};
 use guest_kmod::ring::{Frame, RingPlace};
-use guest_kmod::shown::Subject;
+use guest_kmod::shown::{Identity, Subject};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
     FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_GO_ON, OP_QUERY, OP_REGISTER, OP_SHOW,
@@ -179,7 +179,7 @@ impl Guest {
         let room = Fake::with(|fake| fake.room.take());
         let memory = perfctr_glue_alloc(THREAD_BYTES);
         Fake::with(|fake| fake.room.set(room));
-        let made = user(uid, false, owner).map_or_else(
+        let made = user(&identity(uid), false, owner).map_or_else(
             |error| error,
             // SAFETY: the memory has this size and alignment, and nobody else uses it.
             |user| unsafe { perfctr_core_thread_init(memory.cast(), 7, user) },
@@ -339,19 +339,29 @@ impl Drop for Guest {
     }
 }
 
-/// Returns a user of the container with counters, as C does.
+/// Returns the identity of a user's programs in the container. Only root's have capabilities.
+pub(crate) fn identity(uid: u32) -> Identity {
+    let capabilities = if uid == 0 { !0 } else { 0 };
+    Identity { container: CONTAINER, capabilities, ids: uid.into(), ..Identity::default() }
+}
+
+/// Returns the user with this identity, who has counters, as C does.
 ///
 /// # Errors
 ///
 /// The error that C gets.
-fn user(uid: u32, is_initial: bool, owner: u32) -> Result<&'static User, c_int> {
+pub(crate) fn user(
+    identity: &Identity,
+    is_initial: bool,
+    owner: u32,
+) -> Result<&'static User, c_int> {
     // SAFETY: nobody frees users meanwhile.
-    let mut found = unsafe { perfctr_core_user_find(CONTAINER, uid) };
+    let mut found = unsafe { perfctr_core_user_find(identity) };
     if found.is_null() {
         let (made, to_free) = (&mut found, &mut core::ptr::null());
         // SAFETY: only this thread uses the guest.
         let error = unsafe {
-            let error = perfctr_core_user_get(CONTAINER, uid, is_initial, owner, made, to_free);
+            let error = perfctr_core_user_get(identity, is_initial, owner, made, to_free);
             perfctr_core_users_free(*to_free);
             error
         };
@@ -550,8 +560,8 @@ extern "C" fn perfctr_glue_keep_page(page: *const VcpuPage) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_put_container(container: u64) {
-    Fake::with(|fake| fake.put.borrow_mut().push(container));
+extern "C" fn perfctr_glue_put_identity(identity: &Identity) {
+    Fake::with(|fake| fake.put.borrow_mut().push(identity.container));
 }
 
 /// Reads a frame of the stack, which is in the test's own memory.
@@ -700,7 +710,7 @@ extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_counters_new() -> *mut c_void {
     let memory = perfctr_glue_alloc(THREAD_BYTES);
-    let root = user(0, true, 0).expect("there is memory");
+    let root = user(&identity(0), true, 0).expect("there is memory");
     // SAFETY: the memory has this size and alignment, and nobody else uses it.
     assert_eq!(unsafe { perfctr_core_thread_init(memory.cast(), 0, root) }, 0);
     memory

@@ -10,7 +10,7 @@ use std::vec::Vec;
 use guest_kmod::LocalVcpu;
 use guest_kmod::perf::{EventAttr, EventConfig};
 use guest_kmod::policy::Rights;
-use guest_kmod::shown::Subject;
+use guest_kmod::shown::{Identity, Subject};
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
 use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER};
@@ -29,7 +29,7 @@ use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
-use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
+use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user};
 use crate::users::perfctr_core_user_find;
 use crate::watch::{
     perfctr_core_stop_if_idle, perfctr_core_watch_end, perfctr_core_watch_join,
@@ -83,7 +83,7 @@ fn threads_of_a_user_share_its_pages() {
     let guest = Guest::new();
     let (first, second) = (guest.thread(ALICE), guest.thread(ALICE));
     assert_eq!(page(&first, 1), page(&second, 1));
-    assert_eq!(guest.put(), [CONTAINER], "the user has a reference already");
+    assert_eq!(guest.put(), [], "the caller has taken no reference");
     first.end();
     guest.take_back_users();
     assert!(guest.is_in_use(page(&second, 1).0), "the other thread has it mapped");
@@ -93,6 +93,16 @@ fn threads_of_a_user_share_its_pages() {
     guest.take_back_users();
     assert_eq!(guest.put(), [CONTAINER]);
     assert!(pages.iter().all(|&page| !guest.is_in_use(page)));
+}
+
+#[test]
+fn a_thread_that_has_ended_has_no_user() {
+    let guest = Guest::new();
+    let ended = Identity { container: 0, ..identity(ALICE) };
+    let before = guest.allocations();
+    assert_eq!(user(&ended, false, ALICE).err(), Some(Errno::SRCH.to_return()));
+    assert_eq!(guest.put(), [], "no reference was taken");
+    assert_eq!(guest.allocations(), before);
 }
 
 #[test]
@@ -120,7 +130,7 @@ fn users_of_one_owner_are_bounded() {
 
 /// Registers perf's page with a vCPU for programs of a user. Returns the page's number.
 fn show_perfs(guest: &Guest, vcpu: usize, uid: u32) -> u32 {
-    let subject = Subject { uid, ..Subject::default() };
+    let subject = Subject { identity: identity(uid), ..Subject::default() };
     guest.on(vcpu, |mut vcpu| vcpu.show_perfs(&subject)).expect("nobody refuses");
     guest.registered(vcpu).expect("it is registered").1
 }
@@ -160,14 +170,14 @@ fn a_number_that_somebody_has_is_given_to_nobody_else() {
 fn a_user_is_found_without_the_lock_until_it_is_freed() {
     let guest = Guest::new();
     // SAFETY: nobody frees users meanwhile.
-    let find = |uid| unsafe { perfctr_core_user_find(CONTAINER, uid).as_ref() };
+    let find = |uid| unsafe { perfctr_core_user_find(&identity(uid)).as_ref() };
     assert!(find(ALICE).is_none());
     let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
     for thread in [&alice, &bob] {
-        let uid = thread.0.user.observer.uid;
+        let uid = thread.0.user.observer.identity.uid();
         let found = find(uid).expect("the user has counters");
         assert!(std::ptr::eq(found, thread.0.user));
-        assert_eq!(guest.put(), [CONTAINER], "the user has a reference already");
+        assert_eq!(guest.put(), [], "the caller has taken no reference");
         found.put();
     }
     alice.end();

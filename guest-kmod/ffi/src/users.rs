@@ -14,7 +14,7 @@ use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use guest_kmod::numbers::{Whose, new_number};
-use guest_kmod::shown::Observer;
+use guest_kmod::shown::{Identity, Observer};
 use guest_kmod::users::{IdleUsers, UsersCounters, may_add};
 use shared_abi::{Errno, VcpuPage};
 
@@ -24,8 +24,8 @@ use crate::observers::{GIVEN_TO_USERS, take_back};
 use crate::to_return;
 
 unsafe extern "C" {
-    /// Gives back a reference to a container.
-    fn perfctr_glue_put_container(container: u64);
+    /// Gives back the references to the container and to the namespace of users of an identity.
+    fn perfctr_glue_put_identity(identity: &Identity);
     /// Has C call `perfctr_core_users_take_back` after this time, and not sooner.
     fn perfctr_glue_users_look_in(milliseconds: u32);
     /// Returns when every RCU read section that had begun has ended; sleeps.
@@ -82,10 +82,10 @@ impl<'a> UsersReader<'a> {
         successors(self.follow(&USERS.first), |before| self.follow(&before.next))
     }
 
-    /// Returns the user of a container with this number, after it was given counters. There may be
-    /// none, or it is being freed.
-    fn find_and_give(&self, container: u64, uid: u32) -> Option<&'a User> {
-        let user = self.all().find(|user| user.observer.is_of(container, uid))?;
+    /// Returns the user with this identity, after it was given counters. There may be none, or it
+    /// is being freed.
+    fn find_and_give(&self, identity: &Identity) -> Option<&'a User> {
+        let user = self.all().find(|user| user.observer.identity == *identity)?;
         USERS.idle.give_counters(&user.counters).then_some(user)
     }
 }
@@ -120,39 +120,41 @@ impl UsersLock {
         })
     }
 
-    /// Returns a user of a container, and makes the user if there is none. Stores in `to_free` the
-    /// users that had to give way.
+    /// Returns the user with this identity, and makes the user if there is none. Stores in
+    /// `to_free` the users that had to give way.
     ///
     /// # Errors
     ///
-    /// `NOMEM` if there is no memory; `NOSPC` if its owner has too many users.
+    /// `SRCH` if the thread has ended, so that it is in no container; `NOMEM` if there is no
+    /// memory; `NOSPC` if its owner has too many users.
     ///
     /// # Safety
     ///
-    /// The caller gives this function a reference to the container.
+    /// The caller gives this function the references of the identity, if it is in a container.
     unsafe fn get(
         &mut self,
-        container: u64,
-        uid: u32,
+        identity: &Identity,
         is_initial: bool,
         owner: u32,
         to_free: &mut *const User,
     ) -> Result<*const User, Errno> {
-        if let Some(user) = self.read().find_and_give(container, uid) {
-            // SAFETY: the caller has given this reference, and the user has one of its own.
-            unsafe { perfctr_glue_put_container(container) };
+        if identity.container == 0 {
+            return Err(Errno::SRCH);
+        }
+        if let Some(user) = self.read().find_and_give(identity) {
+            // SAFETY: the caller has given these references, and the user has some of its own.
+            unsafe { perfctr_glue_put_identity(identity) };
             return Ok(user);
         }
         if let Err(errno) = self.make_room(owner, to_free) {
-            // SAFETY: the caller has given this reference, and nobody keeps it.
-            unsafe { perfctr_glue_put_container(container) };
+            // SAFETY: the caller has given these references, and nobody keeps them.
+            unsafe { perfctr_glue_put_identity(identity) };
             return Err(errno);
         }
         let number = new_number(&GIVEN_TO_USERS, Whose::Users, |number| {
             self.read().all().any(|user| user.observer.number == number)
         });
-        User::make(Observer::new(container, uid, number, is_initial), owner)
-            .map(core::ptr::from_ref)
+        User::make(Observer::new(*identity, number, is_initial), owner).map(core::ptr::from_ref)
     }
 
     /// Takes users out of the list that have no counters, and whose pages the hypervisor has
@@ -179,31 +181,27 @@ impl UsersLock {
     }
 }
 
-/// Returns a user of a container, or null if the list does not have it or it is being freed.
+/// Returns the user with this identity, or null if the list does not have it or it is being freed.
 ///
-/// The user carries a reference, which the caller must pass on to `perfctr_core_thread_init`. This
-/// function gives the caller's reference to the container back, unless it returns null.
+/// The user carries a reference, which the caller must pass on to `perfctr_core_thread_init`.
 ///
 /// # Safety
 ///
-/// C is in an RCU read section. `container` is the address of a container, to which the caller has
-/// a reference.
+/// C is in an RCU read section, in which the container and the namespace of users stay.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *const User {
+pub unsafe extern "C" fn perfctr_core_user_find(identity: &Identity) -> *const User {
     // SAFETY: C is in an RCU read section until this function returns, and no user is freed in it.
-    let found = unsafe { UsersReader::new() }.find_and_give(container, uid);
-    let Some(user) = found else { return null() };
-    // SAFETY: the caller has given this reference, and the user has one of its own.
-    unsafe { perfctr_glue_put_container(container) };
-    user
+    let found = unsafe { UsersReader::new() }.find_and_give(identity);
+    found.map_or(null(), core::ptr::from_ref)
 }
 
-/// Stores a user of a container in `found`, and makes the user if there is none.
+/// Stores the user with this identity in `found`, and makes the user if there is none.
 ///
 /// The user carries a reference, which the caller must pass on to `perfctr_core_thread_init`. This
-/// function also takes over the caller's reference to the container: a new user keeps it, and
-/// otherwise it is given back. `is_initial` says whether this is the initial container. Returns 0,
-/// or an error if there is no memory or if too many users are charged to `owner`.
+/// function also takes over the caller's references to the container and to the namespace of users:
+/// a new user keeps them, and otherwise they are given back. `is_initial` says whether both are the
+/// initial ones. Returns 0, or an error if the thread has ended, if there is no memory, or if too
+/// many users are charged to `owner`.
 ///
 /// `to_free` is null. This function stores in it the users that had to give way, if there are any;
 /// the caller passes them to `perfctr_core_users_free` when it has released the lock, also after an
@@ -211,12 +209,11 @@ pub unsafe extern "C" fn perfctr_core_user_find(container: u64, uid: u32) -> *co
 ///
 /// # Safety
 ///
-/// C holds its lock of users, and is in no RCU read section. `container` is the address of a
-/// container, to which the caller has a reference.
+/// C holds its lock of users, and is in no RCU read section. The caller has references to the
+/// container and to the namespace of users, or the container is 0 since the thread has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_user_get(
-    container: u64,
-    uid: u32,
+    identity: &Identity,
     is_initial: bool,
     owner: u32,
     found: &mut *const User,
@@ -224,8 +221,8 @@ pub unsafe extern "C" fn perfctr_core_user_get(
 ) -> c_int {
     // SAFETY: C holds its lock of users until this function returns.
     let mut users = unsafe { UsersLock::new() };
-    // SAFETY: the caller gives its reference to the container.
-    let user = unsafe { users.get(container, uid, is_initial, owner, to_free) };
+    // SAFETY: the caller gives its references.
+    let user = unsafe { users.get(identity, is_initial, owner, to_free) };
     to_return(user.map(|user| *found = user))
 }
 
@@ -233,8 +230,8 @@ impl User {
     /// Makes a user, gives it counters, and puts it into the list.
     fn make(observer: Observer, owner: u32) -> Result<&'static Self, Errno> {
         let Ok(memory) = alloc::<Self>(1) else {
-            // SAFETY: the caller of `get` has given this reference, and nobody keeps it.
-            unsafe { perfctr_glue_put_container(observer.container) };
+            // SAFETY: the caller of `get` has given these references, and nobody keeps them.
+            unsafe { perfctr_glue_put_identity(&observer.identity) };
             return Err(Errno::NOMEM);
         };
         let pages = alloc(vcpus().count()).unwrap_or_default();
@@ -307,10 +304,10 @@ impl User {
             // the user's pages any more.
             vcpus().for_each(|vcpu| unsafe { free_page(self.page(vcpu.number)) });
         }
-        // SAFETY: the reference is the user's own. `alloc` has returned both blocks of memory, and
-        // nobody uses them any more.
+        // SAFETY: the references are the user's own. `alloc` has returned both blocks of memory,
+        // and nobody uses them any more.
         unsafe {
-            perfctr_glue_put_container(self.observer.container);
+            perfctr_glue_put_identity(&self.observer.identity);
             free(self.pages);
             free(self);
         }

@@ -3,7 +3,7 @@
 //! each user sees only its own threads.
 
 use guest_kmod::restore::prepare_next;
-use guest_kmod::shown::{Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
+use guest_kmod::shown::{Identity, Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use guest_kmod::{LocalVcpu, ThisVcpu};
 use shared_abi::{Config, Errno};
 
@@ -13,12 +13,14 @@ use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
 
-/// The container of all users here.
-const CONTAINER: u64 = 1;
+/// Returns the identity of a user's programs.
+fn identity(uid: u32) -> Identity {
+    Identity { container: 1, ids: uid.into(), ..Identity::default() }
+}
 
 pub fn observer(user: usize) -> Observer {
-    let number = 1 + user as u32;
-    Observer { container: CONTAINER, uid: user as u32, number, sees_kernel: user == ROOT }
+    let (identity, number) = (identity(user as u32), 1 + user as u32);
+    Observer { identity, number, sees_kernel: user == ROOT }
 }
 
 /// A vCPU that executes its kernel, in the form in which the kernel passes it to the module's core.
@@ -78,9 +80,10 @@ impl<'a> LocalVcpu for Here<'a> {
     fn note_number_of_perf(&mut self, _: u32) {
         let machine = self.machine;
         let vcpu = &machine.vcpus[self.index];
-        let user = vcpu.module.borrow().shown().uid;
+        let user = vcpu.module.borrow().shown().identity.uid();
         let threads = [vcpu.current.get(), vcpu.next.get()];
-        if !threads.iter().any(|&thread| machine.subject(thread).uid == user) && !machine.is_gone()
+        if !threads.iter().any(|&thread| machine.subject(thread).identity.uid() == user)
+            && !machine.is_gone()
         {
             machine.fail(format!("perf's page of vCPU {} is shown for {user}", self.index));
         }
@@ -97,7 +100,7 @@ impl Machine {
     pub fn subject(&self, thread: Option<usize>) -> Subject {
         let uid = thread.map_or(0, |thread| self.threads[thread].owner.get() as u32);
         let kind = if thread.is_some() { SUBJECT_OPEN } else { SUBJECT_KERNEL };
-        Subject { container: CONTAINER, uid, kind }
+        Subject { identity: identity(uid), kind }
     }
 
     pub fn counts(&self, thread: usize) -> bool {

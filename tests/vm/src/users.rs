@@ -18,8 +18,10 @@ use shared_abi::ioctl::DEVICE_PATH;
 /// A user, with the group that an administrator gives the device to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
-    uid: u32,
-    gid: u32,
+    /// The user's number.
+    pub uid: u32,
+    /// The group's number.
+    pub gid: u32,
 }
 
 /// The group that may use the device.
@@ -55,8 +57,30 @@ pub fn become_user(user: User) -> Result<()> {
     let_others_look()
 }
 
+/// Makes the calling process one of this user that keeps one capability, which is that of
+/// [`make_capable`], also when it executes a program.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn become_capable_user(user: User) -> Result<()> {
+    // SAFETY: the call only sets a flag of this process.
+    ensure!(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) } == 0, "PR_SET_KEEPCAPS");
+    become_user(user)?;
+    set_capabilities(1 << CAPABILITY)?;
+    let raise = libc::PR_CAP_AMBIENT_RAISE;
+    // SAFETY: the call only changes the capabilities of this process.
+    let raised = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, raise, CAPABILITY, 0, 0) };
+    ensure!(raised == 0, "PR_CAP_AMBIENT_RAISE");
+    Ok(())
+}
+
 /// Lets other processes of its user look into the calling process.
-fn let_others_look() -> Result<()> {
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn let_others_look() -> Result<()> {
     // SAFETY: the call only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
     Ok(())
@@ -70,9 +94,9 @@ fn let_others_look() -> Result<()> {
 ///
 /// The kernel's error.
 pub fn become_user_alone(uid: u32) -> Result<()> {
-    const SAME: libc::c_long = -1;
-    // SAFETY: changes the thread's effective user and nothing in memory.
-    let set = unsafe { libc::syscall(libc::SYS_setresuid, SAME, libc::c_long::from(uid), SAME) };
+    let uid = libc::c_long::from(uid);
+    // SAFETY: changes the thread's users and nothing in memory.
+    let set = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
     Errno::result(set).context("setresuid")?;
     let_others_look()
 }
@@ -94,15 +118,23 @@ pub fn hide() -> Result<()> {
 ///
 /// The kernel's error.
 pub fn give_up_capabilities() -> Result<()> {
+    set_capabilities(0)
+}
+
+/// Gives the calling process these of the first 32 capabilities, and no other one.
+fn set_capabilities(capabilities: u32) -> Result<()> {
     /// The third layout, for the calling thread (`struct __user_cap_header_struct`).
     const HEADER: [u32; 2] = [0x2008_0522, 0];
-    /// No capabilities (two `struct __user_cap_data_struct`).
-    const NONE: [u32; 6] = [0; 6];
+    // Effective, permitted and inheritable ones (two `struct __user_cap_data_struct`).
+    let all: [u32; 6] = [capabilities, capabilities, capabilities, 0, 0, 0];
     // SAFETY: the kernel reads a header and capabilities, which have this layout.
-    let set = unsafe { libc::syscall(libc::SYS_capset, HEADER.as_ptr(), NONE.as_ptr()) };
+    let set = unsafe { libc::syscall(libc::SYS_capset, HEADER.as_ptr(), all.as_ptr()) };
     Errno::result(set).context("capset")?;
     Ok(())
 }
+
+/// A capability that users lack: to use ports below 1024 (`CAP_NET_BIND_SERVICE`).
+const CAPABILITY: u32 = 10;
 
 /// Gives a program's file a capability that users lack: to use ports below 1024. Every process that
 /// executes the program then has it.
@@ -113,8 +145,8 @@ pub fn give_up_capabilities() -> Result<()> {
 pub fn make_capable(program: &CStr) -> Result<()> {
     /// The second layout, in which the capabilities are effective at once: the words of the
     /// permitted and of the inherited ones (`struct vfs_cap_data`).
-    const CAPABILITY: [u32; 5] = [0x0200_0001, 1 << 10, 0, 0, 0];
-    let words = CAPABILITY.map(u32::to_le_bytes);
+    const CAPABILITIES: [u32; 5] = [0x0200_0001, 1 << CAPABILITY, 0, 0, 0];
+    let words = CAPABILITIES.map(u32::to_le_bytes);
     let (name, bytes) = (c"security.capability".as_ptr(), size_of_val(&words));
     // SAFETY: the strings end with 0, and the words have this many bytes.
     let set = unsafe { libc::setxattr(program.as_ptr(), name, words.as_ptr().cast(), bytes, 0) };

@@ -120,6 +120,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("EventTime", "perfctr_event_time"),
             ("Registers", "perfctr_registers"),
             ("Progress", "perfctr_progress"),
+            ("Identity", "perfctr_identity"),
             ("Subject", "perfctr_subject"),
             ("Shown", "perfctr_shown"),
             ("Mapping", "perfctr_mapping"),

@@ -51,6 +51,8 @@ enum Role {
     },
     /// Executes a region, as a program with more rights than the user who executes it.
     Work,
+    /// Does so when it is told to, as a program that executes beside a user's.
+    WorkWhenTold,
     /// Does so for the kernel, which starts it when a process aborts, and says where.
     Collect,
     /// Reads all counters without permission.
@@ -88,6 +90,7 @@ fn main() -> Result<ExitCode> {
     match options.role {
         Some(Role::Act { act, device, spare }) => tracee::act_as_program(act, device, spare),
         Some(Role::Work) => programs::work(),
+        Some(Role::WorkWhenTold) => shown::work_when_told()?,
         Some(Role::Collect) => {
             shown::collect()?;
             return Ok(ExitCode::SUCCESS);

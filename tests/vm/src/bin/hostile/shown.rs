@@ -4,7 +4,7 @@
 
 use std::ffi::CString;
 use std::fs::{self, Permissions};
-use std::io::pipe;
+use std::io::{Read, Write, pipe, stdin, stdout};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sched::{CloneFlags, sched_getcpu, unshare};
 use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use perfctr::{Event, Provider, Session};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::sync::Ordering::Relaxed;
@@ -22,7 +23,10 @@ use vm_tests::raw::open_device;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, hide, make_capable};
+use vm_tests::users::{
+    Child, NOBODY, SOMEBODY, User, admit, as_user, become_capable_user, become_user,
+    give_up_capabilities, hide, let_others_look, make_capable,
+};
 
 use crate::Test;
 use crate::device::{self, USER, counting};
@@ -87,6 +91,22 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         ("a program that the kernel starts is not seen where a user counts", helper_is_unseen),
         ("counters of root's end where root has another user execute", ends_with_another_user),
         ("a descriptor that root passes on is not mapped", not_mapped_by_another_user),
+        ("a program of a user's is seen there whoever has started it", neighbour_is_seen),
+        ("a program of its user's in another group is not seen there", || {
+            neighbour_is_unseen(as_nobody, || become_user(User { gid: OTHER_GROUP, ..NOBODY }))
+        }),
+        ("a program that was started with a capability is not seen there", || {
+            neighbour_is_unseen(as_nobody, || become_capable_user(NOBODY))
+        }),
+        ("a program that can become another user is not seen there", || {
+            neighbour_is_unseen(as_nobody, become_nobody_for_somebody)
+        }),
+        ("a program of its user's in another namespace of users is not seen there", || {
+            neighbour_is_unseen(as_nobody, become_nobody_in_own_namespace)
+        }),
+        ("root's programs are not seen where a root without capabilities counts", || {
+            neighbour_is_unseen(as_root_without_capabilities, || Ok(()))
+        }),
     ];
     for (name, check) in checks {
         let outcome = check().and_then(|()| until_threads(0));
@@ -137,6 +157,98 @@ fn own_is_seen() -> Result<()> {
         }
     }
     bail!("at most {most} events are seen of {executed}, in {TRIES} tries")
+}
+
+/// Says that it executes, waits for a byte, and then does the work. It does not hide.
+pub fn work_when_told() -> Result<()> {
+    let_others_look()?;
+    stdout().write_all(&[0])?;
+    stdout().flush()?;
+    stdin().read_exact(&mut [0])?;
+    work()
+}
+
+fn as_nobody() -> Result<()> {
+    become_user(NOBODY)
+}
+
+fn as_root_without_capabilities() -> Result<()> {
+    give_up_capabilities()?;
+    let_others_look()
+}
+
+/// Makes the calling process one whose effective and saved user is nobody, and whose real user is
+/// another one. It can become that one without any capability.
+fn become_nobody_for_somebody() -> Result<()> {
+    let [nobody, somebody] = [NOBODY, SOMEBODY].map(|user| Uid::from_raw(user.uid));
+    let group = Gid::from_raw(NOBODY.gid);
+    setgroups(&[])?;
+    setresgid(group, group, group)?;
+    Ok(setresuid(somebody, nobody, nobody)?)
+}
+
+fn become_nobody_in_own_namespace() -> Result<()> {
+    become_user(NOBODY)?;
+    Ok(unshare(CloneFlags::CLONE_NEWUSER)?)
+}
+
+/// Has a program do the work on the CPU where a user counts, and passes what that user sees of it
+/// to `judge`. `begin` makes a process that user's. `prepare` gives a process its rights before it
+/// executes the program, which happens before the user counts.
+fn beside(
+    begin: fn() -> Result<()>,
+    prepare: fn() -> Result<()>,
+    judge: fn(u64) -> Result<()>,
+) -> Result<()> {
+    let cpu = *cpus()?.first().context("there is no CPU")?;
+    let (asked, mut asking) = pipe()?;
+    let (mut told, telling) = pipe()?;
+    let program = Child::fork(|| {
+        run_on(SELF, &[cpu])?;
+        prepare()?;
+        let mut program = Command::new("/proc/self/exe");
+        Err(program.arg("work-when-told").stdin(asked).stdout(telling).exec().into())
+    })?;
+    // The parent's copies have gone into the closure, which is dropped here.
+    told.read_exact(&mut [0]).context("the program has not begun")?;
+    let outcome = Child::fork(|| {
+        begin()?;
+        let tell_and_wait = || {
+            asking.write_all(&[0])?;
+            told.read_to_end(&mut Vec::new())?;
+            Ok(())
+        };
+        judge(most_moved(tell_and_wait, 0)?)
+    })?
+    .join();
+    // A program that was not told ends, too.
+    drop(asking);
+    let status = waitpid(program.pid, None)?;
+    ensure!(matches!(status, WaitStatus::Exited(..)), "the program ended so: {status:?}");
+    outcome
+}
+
+fn neighbour_is_unseen(begin: fn() -> Result<()>, prepare: fn() -> Result<()>) -> Result<()> {
+    beside(begin, prepare, |moved| {
+        ensure!(moved < PREPARATION_MAX, "{moved} events of the program are seen");
+        Ok(())
+    })
+}
+
+/// Checks that a program with the same rights can be seen in this way. As in [`own_is_seen`], a
+/// try may fail.
+fn neighbour_is_seen() -> Result<()> {
+    const TRIES: usize = 10;
+    let executed = |moved| {
+        ensure!(moved >= SECRET.instructions(), "only {moved} events are seen");
+        Ok(())
+    };
+    for _ in 1..TRIES {
+        if beside(as_nobody, as_nobody, executed).is_ok() {
+            return Ok(());
+        }
+    }
+    beside(as_nobody, as_nobody, executed)
 }
 
 fn unseen(path: &'static str) -> Result<()> {
