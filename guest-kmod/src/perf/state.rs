@@ -8,13 +8,13 @@ const UP_TO_DATE: u32 = 2;
 
 /// Returns whether perf's books lack something that an event in this state (`hw.state`) has
 /// counted.
-pub const fn is_unread(state: u32) -> bool {
+pub fn is_unread(state: u32) -> bool {
     state & UP_TO_DATE == 0
 }
 
 /// Returns the state of an event that is stopped, and whose books were brought up to date if
 /// `was_read`.
-pub const fn stopped(state: u32, was_read: bool) -> u32 {
+pub fn stopped(state: u32, was_read: bool) -> u32 {
     state | STOPPED | if was_read { UP_TO_DATE } else { 0 }
 }
 
