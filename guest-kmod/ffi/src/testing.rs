@@ -356,18 +356,29 @@ pub(crate) fn user(
     owner: u32,
 ) -> Result<&'static User, c_int> {
     // SAFETY: nobody frees users meanwhile.
-    let mut found = unsafe { perfctr_core_user_find(identity) };
-    if found.is_null() {
-        let (made, to_free) = (&mut found, &mut core::ptr::null());
-        // SAFETY: only this thread uses the guest.
-        let error = unsafe {
-            let error = perfctr_core_user_get(identity, is_initial, owner, made, to_free);
-            perfctr_core_users_free(*to_free);
-            error
-        };
-        if error != 0 {
-            return Err(error);
-        }
+    let found = unsafe { perfctr_core_user_find(identity).as_ref() };
+    found.map_or_else(|| user_by_lock(identity, is_initial, owner), Ok)
+}
+
+/// Returns the same user as a caller that holds C's lock of users and references to the identity.
+///
+/// # Errors
+///
+/// The error that C gets.
+pub(crate) fn user_by_lock(
+    identity: &Identity,
+    is_initial: bool,
+    owner: u32,
+) -> Result<&'static User, c_int> {
+    let (mut found, mut to_free) = (core::ptr::null(), core::ptr::null());
+    // SAFETY: only this thread uses the guest.
+    let error = unsafe {
+        let error = perfctr_core_user_get(identity, is_initial, owner, &mut found, &mut to_free);
+        perfctr_core_users_free(to_free);
+        error
+    };
+    if error != 0 {
+        return Err(error);
     }
     // SAFETY: only users without counters are freed, and this one has some.
     Ok(unsafe { &*found })

@@ -29,7 +29,7 @@ use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
-use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user};
+use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user, user_by_lock};
 use crate::users::perfctr_core_user_find;
 use crate::watch::{
     perfctr_core_stop_if_idle, perfctr_core_watch_end, perfctr_core_watch_join,
@@ -164,6 +164,17 @@ fn a_number_that_somebody_has_is_given_to_nobody_else() {
     assert_eq!(show_perfs(&guest, 0, BOB), bobs);
     alice.end();
     bob.end();
+}
+
+#[test]
+fn a_user_whom_another_thread_has_made_meanwhile_needs_no_more_references() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    let found = user_by_lock(&identity(ALICE), true, ALICE).expect("the list has the user");
+    assert!(std::ptr::eq(found, alice.0.user));
+    assert_eq!(guest.put(), [CONTAINER], "the caller's reference");
+    found.put();
+    alice.end();
 }
 
 #[test]
