@@ -27,6 +27,11 @@
 #define PERFCTR_WINDOW_BYTES 16
 
 /*
+ * Bytes of storage of a vCPU's need of the host's counters, all zeroes at first.
+ */
+#define PERFCTR_NEED_BYTES 16
+
+/*
  * Bytes of storage of a domain, all zeroes at first.
  */
 #define PERFCTR_DOMAIN_BYTES 24
@@ -208,6 +213,11 @@ struct perfctr_core_driver;
  * What a domain that may count may use.
  */
 struct Limits;
+
+/*
+ * What a vCPU notes of the counters that it needs. It keeps this without a page.
+ */
+struct perfctr_core_need;
 
 /*
  * Whether the driver has the counters. The glue's lock is held during each call.
@@ -466,14 +476,22 @@ bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          bool controls);
 
 /*
- * Notes that one more vCPU of the domain needs the counters; see Demand.
+ * Notes that a vCPU of the domain needs the counters; see Need::begin.
  */
-void perfctr_core_demand_begins(const struct perfctr_core_domain *domain);
+void perfctr_core_need_begins(struct perfctr_core_need *need,
+                              const struct perfctr_core_domain *domain,
+                              uint64_t times);
 
 /*
- * Notes that one vCPU of the domain no longer needs the counters. Returns whether none does now.
+ * Notes that a vCPU of the domain no longer needs the counters; see Need::end.
  */
-bool perfctr_core_demand_ends(const struct perfctr_core_domain *domain);
+bool perfctr_core_need_ends(struct perfctr_core_need *need,
+                            const struct perfctr_core_domain *domain);
+
+/*
+ * Returns whether the driver has kept the counters since the vCPU got them; see Need::is_met.
+ */
+bool perfctr_core_need_is_met(const struct perfctr_core_need *need, uint64_t times);
 
 /*
  * Returns whether the domain needs the counters.

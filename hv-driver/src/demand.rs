@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counts the vCPUs that need the counters, on hosts whose own perf uses the counters as well.
 
+use core::mem;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,13 +16,45 @@ pub struct Demand(AtomicU32);
 
 impl Demand {
     /// Notes that one more vCPU needs the counters.
-    pub fn begin(&self) {
+    fn begin(&self) {
         self.0.fetch_add(1, Relaxed);
     }
 
     /// Notes that one of these vCPUs has given its page back. Returns whether it was the last one.
-    pub fn end(&self) -> bool {
+    fn end(&self) -> bool {
         self.0.fetch_sub(1, Relaxed) == 1
+    }
+}
+
+/// What a vCPU notes of the counters that it needs. It keeps this without a page.
+///
+/// Memory that is all zeros stands for a vCPU that needs no counters.
+#[derive(Debug, Default)]
+pub struct Need {
+    /// How often the driver had taken the counters when this vCPU got them; 0 if it needs none.
+    taken: u64,
+    is_noted: bool,
+}
+
+impl Need {
+    /// Notes that the vCPU needs the counters, which the driver has taken `times` times; 0 if it
+    /// does not have them now.
+    pub fn begin(&mut self, demand: &Demand, times: u64) {
+        if !mem::replace(&mut self.is_noted, true) {
+            demand.begin();
+        }
+        self.taken = times;
+    }
+
+    /// Notes that the vCPU no longer needs them. Returns whether no vCPU of the domain does now,
+    /// and this one did.
+    pub fn end(&mut self, demand: &Demand) -> bool {
+        mem::take(self).is_noted && demand.end()
+    }
+
+    /// Returns whether the driver has kept the counters since the vCPU got them.
+    pub const fn is_met(&self, times: u64) -> bool {
+        times != 0 && self.taken == times
     }
 }
 
@@ -50,6 +83,33 @@ mod tests {
             assert!(!demand.end() && few.is_needed(&demand, &policy));
             assert!(demand.end() && !few.is_needed(&demand, &policy));
         }
+    }
+
+    #[test]
+    fn a_vcpu_that_asks_again_is_one_and_ends_once() {
+        let (mut first, mut second) = (Need::default(), Need::default());
+        let demand = Demand::default();
+        for _ in 0..2 {
+            assert!(!first.end(&demand), "it needs nothing");
+            first.begin(&demand, 0);
+            first.begin(&demand, 7);
+            second.begin(&demand, 7);
+            assert!(!first.end(&demand), "the second vCPU needs them");
+            assert!(!first.end(&demand), "it has ended before");
+            assert!(second.end(&demand));
+        }
+    }
+
+    #[test]
+    fn a_vcpu_has_the_counters_until_the_driver_gives_them_back() {
+        let (mut need, demand) = (Need::default(), Demand::default());
+        assert!(!need.is_met(0) && !need.is_met(7));
+        need.begin(&demand, 0);
+        assert!(!need.is_met(0) && !need.is_met(7), "perf has them");
+        need.begin(&demand, 7);
+        assert!(need.is_met(7) && !need.is_met(0) && !need.is_met(8), "until they are taken anew");
+        need.end(&demand);
+        assert!(!need.is_met(7));
     }
 
     #[test]

@@ -26,8 +26,7 @@ struct perfctr_vcpu {
 
 /* What a vCPU keeps when its page is unregistered. */
 struct perfctr_kept {
-	u64 taken; /* perfctr_taken when it got the counters, or 0 */
-	u64 needs; /* whether it needs the counters */
+	u64 need[PERFCTR_NEED_BYTES / sizeof(u64)];
 	u64 window[PERFCTR_WINDOW_BYTES / sizeof(u64)];
 };
 
@@ -37,6 +36,11 @@ static inline struct perfctr_kept *perfctr_kept_of(struct kvm_vcpu *vcpu)
 		     sizeof(struct perfctr_kept));
 
 	return (struct perfctr_kept *)vcpu->arch.perfctr_kept;
+}
+
+static inline struct perfctr_core_need *perfctr_need_of(struct kvm_vcpu *vcpu)
+{
+	return (struct perfctr_core_need *)perfctr_kept_of(vcpu)->need;
 }
 
 static inline struct perfctr_core_window *
@@ -146,9 +150,8 @@ void perfctr_stop_counters(void);
 /* Returns whether the driver has kept the counters since the vCPU got them. */
 static inline bool perfctr_has_counters(struct kvm_vcpu *vcpu)
 {
-	u64 taken = READ_ONCE(perfctr_taken);
-
-	return taken && perfctr_kept_of(vcpu)->taken == taken;
+	return perfctr_core_need_is_met(perfctr_need_of(vcpu),
+					READ_ONCE(perfctr_taken));
 }
 
 /* policy.c: returns whether the host lets the machine count. */

@@ -225,14 +225,12 @@ void perfctr_stop_counters(void)
  */
 static int join(struct kvm_vcpu *vcpu, bool *may_try)
 {
-	struct perfctr_kept *kept = perfctr_kept_of(vcpu);
 	int err;
 
 	mutex_lock(&perfctr_reserve_lock);
-	if (!kept->needs)
-		perfctr_core_demand_begins(perfctr_core_of_machine(vcpu->kvm));
-	kept->needs = true;
-	kept->taken = perfctr_taken;
+	perfctr_core_need_begins(perfctr_need_of(vcpu),
+				 perfctr_core_of_machine(vcpu->kvm),
+				 perfctr_taken);
 	err = perfctr_core_reservation_state(reservation());
 	*may_try = perfctr_core_may_try(reservation(), ktime_get_ns());
 	mutex_unlock(&perfctr_reserve_lock);
@@ -267,13 +265,8 @@ int perfctr_get_counters(struct kvm_vcpu *vcpu)
  */
 void perfctr_put_counters(struct kvm_vcpu *vcpu)
 {
-	struct perfctr_kept *kept = perfctr_kept_of(vcpu);
-
-	if (!kept->needs)
-		return;
-	kept->needs = false;
-	kept->taken = 0;
-	if (perfctr_core_demand_ends(perfctr_core_of_machine(vcpu->kvm)))
+	if (perfctr_core_need_ends(perfctr_need_of(vcpu),
+				   perfctr_core_of_machine(vcpu->kvm)))
 		mod_delayed_work(system_freezable_wq, &perfctr_settle_later,
 				 HZ);
 }

@@ -23,7 +23,9 @@ pub struct Contention {
     /// Whether the driver has reserved the counters.
     pub is_drivers: Cell<bool>,
     /// How often the driver has taken the counters.
-    pub times: Cell<u64>,
+    times: Cell<u64>,
+    /// The same while it has them, and otherwise 0.
+    taken: Cell<u64>,
     /// Whether an event of the host's perf is open.
     pub perf_counts: Cell<bool>,
     watchdog_is_on: Cell<bool>,
@@ -45,6 +47,11 @@ impl Contention {
         host.watchdog_is_on.set(has_watchdog);
         host.watchdog_runs.set(has_watchdog);
         host
+    }
+
+    /// Returns how often the driver has taken the counters, or 0 if it does not have them.
+    pub const fn taken(&self) -> u64 {
+        self.taken.get()
     }
 
     /// Returns whether perf or the watchdog has the counters.
@@ -80,10 +87,13 @@ impl Host for Kernel<'_> {
 
     fn take_cpus(&mut self) -> Result<(), Errno> {
         self.0.times.set(self.0.times.get() + 1);
+        self.0.taken.set(self.0.times.get());
         Ok(())
     }
 
-    fn give_cpus_back(&mut self) {}
+    fn give_cpus_back(&mut self) {
+        self.0.taken.set(0);
+    }
 
     fn notify(&mut self, _: Notice) {}
 }

@@ -227,7 +227,7 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         let Some(host) = self.contention(domain.host.get()) else { return Ok(()) };
-        if host.is_drivers.get() && vcpu.taken.get() == host.times.get() {
+        if vcpu.need.borrow().is_met(host.taken()) {
             return Ok(());
         }
         let mut result = self.need_counters(index, host);
@@ -245,10 +245,8 @@ impl Machine {
     /// Notes that a vCPU needs the counters. Returns an error if it does not get them now.
     fn need_counters(&self, index: usize, host: &Contention) -> Result<(), Errno> {
         let vcpu = &self.vcpus[index];
-        if !vcpu.needs_counters.replace(true) {
-            self.domains[vcpu.domain].demand.begin();
-        }
-        vcpu.taken.set(host.times.get());
+        let demand = &self.domains[vcpu.domain].demand;
+        vcpu.need.borrow_mut().begin(demand, host.taken());
         host.reservation.borrow().state()
     }
 
@@ -268,9 +266,7 @@ impl Machine {
     pub fn put_counters(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
-        let needed = vcpu.needs_counters.replace(false);
-        vcpu.taken.set(0);
-        if needed && domain.demand.end() {
+        if vcpu.need.borrow_mut().end(&domain.demand) {
             self.contention(domain.host.get()).inspect(|host| host.is_due.set(true));
         }
     }

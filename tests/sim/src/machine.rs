@@ -176,14 +176,12 @@ pub struct Vcpu {
     pub online: Cell<bool>,
     /// Whether its guest was saved and restored, and its kernel has not been told yet.
     pub lost_page: Cell<bool>,
-    /// Whether it needs the host's counters, since it has loaded a configuration.
-    pub needs_counters: Cell<bool>,
+    /// Whether it needs the host's counters, and since when it has them.
+    pub need: RefCell<hv_driver::Need>,
     /// What the driver keeps of the vCPU when its page is unregistered.
     pub window: Cell<hv_driver::Window>,
     /// The number of overflows in the pages that the vCPU has given back.
     pub overflows_before: Cell<u64>,
-    /// How often the driver had taken the host's counters when this vCPU got them, or 0.
-    pub taken: Cell<u64>,
     /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
     /// The reason for its next NMI.
