@@ -58,7 +58,7 @@ pub enum Gate {
     /// Each selector has an enable bit of its own.
     Selectors,
     /// Each selector is limited to guests.
-    GuestOnly,
+    GuestSelectors,
     /// The hardware loads the register that enables counters whenever the guest is entered or left.
     Entry,
 }
@@ -67,7 +67,7 @@ impl Gate {
     /// Returns the gate for such a guest on such a PMU.
     pub const fn new(caps: &PmuCaps, rings: Rings) -> Self {
         match rings {
-            Rings::Hardware if caps.can(CAPS_GUEST_ONLY) => Self::GuestOnly,
+            Rings::Hardware if caps.can(CAPS_GUEST_ONLY) => Self::GuestSelectors,
             Rings::Hardware if caps.can(CAPS_GLOBAL_INTEL) => Self::Entry,
             _ if caps.can(CAPS_GLOBAL_INTEL) || caps.can(CAPS_GLOBAL_AMD) => Self::Global,
             _ => Self::Selectors,
@@ -94,7 +94,9 @@ impl Guest {
     pub const fn can_count(&self, caps: &PmuCaps) -> bool {
         match self.rings {
             Rings::Folded => true,
-            Rings::Hardware => matches!(Gate::new(caps, self.rings), Gate::GuestOnly | Gate::Entry),
+            Rings::Hardware => {
+                matches!(Gate::new(caps, self.rings), Gate::GuestSelectors | Gate::Entry)
+            }
         }
     }
 
@@ -123,8 +125,8 @@ mod tests {
         };
         for (vendor, features, folded, hardware) in [
             (VENDOR_INTEL, CAPS_GLOBAL_INTEL, Gate::Global, Gate::Entry),
-            (VENDOR_AMD, CAPS_GLOBAL_AMD | CAPS_GUEST_ONLY, Gate::Global, Gate::GuestOnly),
-            (VENDOR_AMD, CAPS_GUEST_ONLY, Gate::Selectors, Gate::GuestOnly),
+            (VENDOR_AMD, CAPS_GLOBAL_AMD | CAPS_GUEST_ONLY, Gate::Global, Gate::GuestSelectors),
+            (VENDOR_AMD, CAPS_GUEST_ONLY, Gate::Selectors, Gate::GuestSelectors),
             (VENDOR_AMD, CAPS_GLOBAL_AMD, Gate::Global, Gate::Global),
             (VENDOR_AMD, 0, Gate::Selectors, Gate::Selectors),
         ] {

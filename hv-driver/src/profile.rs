@@ -511,12 +511,12 @@ mod tests {
             signature: 0x0080_0f12,
             ..Identity::NONE
         };
-        let with_svm = Identity { extended: zen.extended | 1 << 2 | 1 << 23, ..zen };
-        let mut host = Host::new(&with_svm);
+        let with_guests = Identity { extended: zen.extended | 1 << 2 | 1 << 23, ..zen };
+        let mut host = Host::new(&with_guests);
         let last = host.driver.registers.evntsel(host.driver.profile.unwrap()).unwrap();
         assert!(host.driver.caps.can(CAPS_GUEST_ONLY), "so that this tests something");
         assert!(host.start());
-        // Neither HostOnly nor GuestOnly (APM volume 2, 13.2.1).
+        // It is limited neither to guests nor to the host (APM volume 2, 13.2.1).
         assert_eq!(host.pmu.held(last), INSTRUCTIONS | 1 << 20 | 1 << 22);
     }
 

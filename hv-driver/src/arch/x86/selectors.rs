@@ -64,7 +64,7 @@ impl Selectors {
                 Some(n) => self.fixed_ctrl |= fixed_select(rings, sampling) << (FIXED_BITS * n),
                 None => {
                     let interrupt = if sampling { EVNTSEL_INT } else { 0 };
-                    let limited = gate == Gate::GuestOnly;
+                    let limited = gate == Gate::GuestSelectors;
                     let gate = if limited { EVNTSEL_GUEST_ONLY } else { 0 };
                     if let Some(evntsel) = self.evntsel.get_mut(slot.index()) {
                         *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | rings | interrupt | gate;

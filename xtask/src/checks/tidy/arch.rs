@@ -12,9 +12,32 @@ use super::Tree;
 const CORES: [&str; 3] = ["shared-abi/src/", "hv-driver/src/", "guest-kmod/src/"];
 
 /// Words that only x86 has, in lower case.
-const WORDS: [&str; 19] = [
-    "x86", "rdpmc", "rdtsc", "rdmsr", "wrmsr", "msr", "msrs", "cpuid", "lfence", "pebs", "apic",
-    "apics", "lvtpc", "cr4", "eflags", "rflags", "vmrun", "vmcb", "vmcs",
+const WORDS: [&str; 25] = [
+    "x86",
+    "rdpmc",
+    "rdtsc",
+    "rdmsr",
+    "wrmsr",
+    "msr",
+    "msrs",
+    "cpuid",
+    "lfence",
+    "pebs",
+    "apic",
+    "apics",
+    "lvtpc",
+    "cr4",
+    "eflags",
+    "rflags",
+    "vmrun",
+    "vmcb",
+    "vmcs",
+    "vmx",
+    "svm",
+    "guestonly",
+    "hostonly",
+    "lbr",
+    "ibs",
 ];
 
 /// How names of x86's registers begin, in lower case.
