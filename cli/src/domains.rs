@@ -325,6 +325,8 @@ fn limits(host: &Host, json: bool) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn known(all: &[(u32, &str, bool)]) -> Known {
@@ -401,11 +403,12 @@ mod tests {
         let path = std::env::temp_dir().join(name);
         let mut follower = Follower::new(&path);
         let mut allowed = Vec::new();
-        // Machine 9 has ended meanwhile, and machine 8 cannot be allowed.
+        // Machine 9 has ended meanwhile, and machine 8 cannot be allowed at first.
+        let refuses = Cell::new(true);
         let mut look = |names: &[(u32, &str, bool)]| {
             let errors = follower.read_and_allow(&known(names), |id, limits| {
                 let errno = match id {
-                    8 => libc::EINVAL,
+                    8 if refuses.get() => libc::EINVAL,
                     9 => libc::ESRCH,
                     _ => {
                         allowed.push((id, limits.counters));
@@ -454,6 +457,9 @@ mod tests {
         fs::write(&path, "web counters=1\nshop\nnews\n").unwrap();
         let (errors, allowed) = look(&all);
         assert_eq!((errors.len(), allowed), (1, vec![(7, 1)]), "it is refused again: {errors:?}");
+        refuses.set(false);
+        assert_eq!(look(&all), (Vec::new(), vec![(8, 0)]), "it is tried at each look");
+        assert_eq!(look(&all), nothing());
         fs::remove_file(&path).unwrap();
     }
 }
