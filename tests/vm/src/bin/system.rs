@@ -39,6 +39,9 @@ use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
 /// A kernel executes at least this many instructions from an entry to its return to user mode. So
 /// at most one in this number of its samples is of the instruction that returns.
 const KERNEL_MIN: u64 = 100;
+/// A program that only computes executes at least this many instructions between two VM exits, on
+/// average. So at most one in this number of its samples is of the last instruction before an exit.
+const PROGRAM_MIN: u64 = 100;
 /// Events between two samples.
 const PERIOD: u64 = 100_000;
 const SHORT: u64 = 10_000;
@@ -518,11 +521,16 @@ fn in_tenant(
         _ => vec![PLACE_KERNEL, PLACE_USER, SAMPLE_HYPERVISOR],
     };
     expected.sort_unstable();
-    // The instruction that returns to user mode is the kernel's, but a sample of it is at the next
-    // instruction.
-    let returns = modes.get(&PLACE_KERNEL).map_or(0, |samples| samples / KERNEL_MIN);
-    if evntsel == RING_0_ONLY && modes.get(&PLACE_USER).is_some_and(|found| *found <= returns) {
-        modes.remove(&PLACE_USER);
+    // A sample is at the next instruction. That is the program's if the kernel returns to it, and
+    // the hypervisor's if the program is left by a VM exit.
+    let next = match evntsel {
+        RING_0_ONLY => Some((KERNEL_MIN, PLACE_KERNEL, PLACE_USER)),
+        OUTSIDE_ONLY => Some((PROGRAM_MIN, PLACE_USER, SAMPLE_HYPERVISOR)),
+        _ => None,
+    };
+    if let Some((least, mode, next)) = next {
+        let last = modes.get(&mode).map_or(0, |samples| samples / least);
+        modes.retain(|mode, found| *mode != next || *found > last);
     }
     equal(modes.into_keys().collect::<Vec<_>>(), expected)
 }
