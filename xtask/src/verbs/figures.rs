@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::bench;
 use super::costs::{Cost, Costs, noise, page};
+use crate::suites::noise::NOISE_PERCENT;
 
 /// Measures what `docs/costs.md` says, and compares.
 #[derive(clap::Args)]
@@ -15,6 +16,12 @@ pub struct Args {
     /// run.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
+    /// Compare with the page that this commit has, and not with the present one.
+    #[arg(long, value_name = "COMMIT")]
+    since: Option<String>,
+    /// Let a number be this much dearer, unit: percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = NOISE_PERCENT)]
+    percent: f64,
 }
 
 /// Fails if a row has become dearer by more than noise, or has not been measured. Reports rows that
@@ -25,13 +32,16 @@ pub fn run(args: &Args) -> Result<()> {
         Some(file) => page::read(file)?,
         None => bench::measure(&bench::Args::default(), |_| Ok(()))?,
     };
-    let documented = page::read(&page::path())?;
-    let Findings { wrong, cheaper } = compare(&documented, &measured);
+    let (documented, page) = match &args.since {
+        Some(commit) => (page::read_of(commit)?, format!("docs/costs.md of {commit}")),
+        None => (page::read(&page::path())?, "docs/costs.md".to_owned()),
+    };
+    let Findings { wrong, cheaper } = compare(&documented, &measured, args.percent);
     if !cheaper.is_empty() {
-        println!("cheaper than docs/costs.md says:\n{}", cheaper.join("\n"));
+        println!("cheaper than {page} says:\n{}", cheaper.join("\n"));
     }
-    ensure!(wrong.is_empty(), "dearer than docs/costs.md says:\n{}", wrong.join("\n"));
-    println!("docs/costs.md has {} rows, and none is dearer", documented.rows().count());
+    ensure!(wrong.is_empty(), "dearer than {page} says:\n{}", wrong.join("\n"));
+    println!("{page} has {} rows, and none is dearer", documented.rows().count());
     Ok(())
 }
 
@@ -57,7 +67,7 @@ enum Change {
 
 /// Prints every row, and returns the findings. A row that was measured but is not on the page is
 /// also printed. It is no fault, since the page says nothing about it.
-fn compare(documented: &Costs, measured: &Costs) -> Findings {
+fn compare(documented: &Costs, measured: &Costs, percent: f64) -> Findings {
     let mut findings = Findings::default();
     for (subject, expected) in documented.rows() {
         let name = format!("{}: {}, on {}", subject.operation, subject.how, subject.machine);
@@ -67,7 +77,7 @@ fn compare(documented: &Costs, measured: &Costs) -> Findings {
         };
         let numbers = format!("documented {}, measured {}", shown(expected), shown(found));
         println!("{name:<72} {numbers}");
-        match change(expected, found) {
+        match change(expected, found, percent) {
             Change::None => {}
             Change::Cheaper => {
                 let command = bench::command(&subject.machine).unwrap_or_default();
@@ -91,14 +101,14 @@ fn shown(cost: &Cost) -> String {
 }
 
 /// Returns the worst change of the numbers of a row.
-fn change(expected: &Cost, found: &Cost) -> Change {
+fn change(expected: &Cost, found: &Cost, percent: f64) -> Change {
     if expected.len() != found.len() {
         return Change::OtherColumns;
     }
     let columns = expected.len();
     let changes = expected.iter().zip(found).enumerate().map(|(column, numbers)| match numbers {
         (Some(expected), Some(found)) => {
-            let noise = noise(*expected, column, columns);
+            let noise = noise(*expected, column, columns, percent);
             if found - expected > noise {
                 Change::Dearer
             } else if expected - found > noise {
@@ -130,10 +140,10 @@ mod tests {
                 let Some(number) = number else { continue };
                 let mut planted = page.clone();
                 let mut other = cost.clone();
-                let by = noise(*number, column, cost.len()) * 1.01;
+                let by = noise(*number, column, cost.len(), NOISE_PERCENT) * 1.01;
                 other[column] = Some(number + sign * by);
                 planted.insert(subject.clone(), other);
-                check(&subject.how, &compare(&page, &planted));
+                check(&subject.how, &compare(&page, &planted, NOISE_PERCENT));
             }
         }
     }
@@ -142,7 +152,7 @@ mod tests {
     fn figures_agree_with_themselves_and_more_is_no_fault() {
         let page = recorded();
         for documented in [&page, &Costs::default()] {
-            let Findings { wrong, cheaper } = compare(documented, &page);
+            let Findings { wrong, cheaper } = compare(documented, &page, NOISE_PERCENT);
             assert!(wrong.is_empty() && cheaper.is_empty(), "{wrong:?} {cheaper:?}");
         }
     }
@@ -174,19 +184,20 @@ mod tests {
             ([9499.0, 150.0, 4.0, 42.0], Change::Cheaper),
             ([9000.0, 151.0, 3.0, 40.0], Change::Dearer),
         ] {
-            assert_eq!(change(&before, &cost(after)), expected, "{after:?}");
+            assert_eq!(change(&before, &cost(after), 5.0), expected, "{after:?}");
         }
+        assert_eq!(change(&before, &cost([10_301.0, 100.0, 3.0, 40.0]), 3.0), Change::Dearer);
         let bare = vec![None, Some(100.0), Some(3.0), Some(40.0)];
-        assert_eq!(change(&bare, &bare), Change::None);
-        assert_eq!(change(&before, &bare), Change::OtherColumns);
-        assert_eq!(change(&before, &vec![Some(1.0)]), Change::OtherColumns);
-        assert_eq!(change(&vec![Some(56.0)], &vec![Some(59.0)]), Change::Dearer);
+        assert_eq!(change(&bare, &bare, 5.0), Change::None);
+        assert_eq!(change(&before, &bare, 5.0), Change::OtherColumns);
+        assert_eq!(change(&before, &vec![Some(1.0)], 5.0), Change::OtherColumns);
+        assert_eq!(change(&vec![Some(56.0)], &vec![Some(59.0)], 5.0), Change::Dearer);
     }
 
     #[test]
     fn a_row_that_was_not_measured_is_named() {
         let page = recorded();
-        let Findings { wrong, cheaper } = compare(&page, &Costs::default());
+        let Findings { wrong, cheaper } = compare(&page, &Costs::default(), NOISE_PERCENT);
         assert_eq!((wrong.len(), cheaper.len()), (page.rows().count(), 0));
         assert!(wrong.iter().all(|row| row.ends_with(": not measured")));
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 
-use crate::suites::noise::{NOISE_INSTRUCTIONS, NOISE_PERCENT};
+use crate::suites::noise::NOISE_INSTRUCTIONS;
 
 /// The table of reads, whose rows have one number each.
 pub const READS: &str = "one read";
@@ -56,14 +56,14 @@ fn total(cost: &Cost) -> f64 {
 
 /// Returns by how much measurements of a number may differ that is in this one of so many columns.
 /// The larger of the bands applies, except to reads, which have only the one in percent.
-pub fn noise(number: f64, column: usize, columns: usize) -> f64 {
+pub fn noise(number: f64, column: usize, columns: usize, percent: f64) -> f64 {
     let least = match column {
         // A read is exact to the instruction except for its loop.
         _ if columns == READ_COLUMNS.len() => 0.0,
         0..INSTRUCTIONS => NOISE_INSTRUCTIONS,
         _ => NOISE_EVENTS,
     };
-    (number.abs() * NOISE_PERCENT / 100.0).max(least)
+    (number.abs() * percent / 100.0).max(least)
 }
 
 impl Costs {
@@ -214,9 +214,9 @@ mod tests {
 
     #[test]
     fn noise_is_that_of_the_column() {
-        assert_eq!(noise(100.0, 0, 1), 5.0);
-        assert_eq!(noise(100.0, 1, 4), NOISE_INSTRUCTIONS);
-        assert_eq!(noise(-10_000.0, 0, 4), 500.0);
-        assert_eq!([noise(3.0, 2, 4), noise(100.0, 3, 4)], [NOISE_EVENTS, 5.0]);
+        assert_eq!([noise(100.0, 0, 1, 5.0), noise(100.0, 0, 1, 3.0)], [5.0, 3.0]);
+        assert_eq!(noise(100.0, 1, 4, 5.0), NOISE_INSTRUCTIONS);
+        assert_eq!([noise(-10_000.0, 0, 4, 5.0), noise(10_000.0, 1, 4, 3.0)], [500.0, 300.0]);
+        assert_eq!([noise(3.0, 2, 4, 5.0), noise(100.0, 3, 4, 5.0)], [NOISE_EVENTS, 5.0]);
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Costs, growth, summary};
 use crate::suites::scale::growth::Growth;
-use crate::tools::sh;
+use crate::tools::sh::{self, cmd};
 
 /// The lines of the page between which something is written.
 struct Marks {
@@ -38,10 +38,18 @@ pub fn path() -> PathBuf {
 /// Reads the rows of a page.
 pub fn read(page: &Path) -> Result<Costs> {
     let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
-    TABLES
-        .split(&text)
-        .and_then(|(_, tables, _)| Costs::of(tables))
-        .with_context(|| page.display().to_string())
+    rows(&text).with_context(|| page.display().to_string())
+}
+
+/// Reads the rows of the page that a commit has.
+pub fn read_of(commit: &str) -> Result<Costs> {
+    let page = format!("{commit}:docs/costs.md");
+    let text = sh::output(cmd("git", ["show", &page]).current_dir(sh::project()))?;
+    rows(&text).context(page)
+}
+
+fn rows(text: &str) -> Result<Costs> {
+    TABLES.split(text).and_then(|(_, tables, _)| Costs::of(tables))
 }
 
 /// Writes these rows into a page, which keeps its other rows.

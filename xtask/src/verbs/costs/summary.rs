@@ -6,6 +6,7 @@ use super::places::Guest;
 use super::places::Implementation::{self, KvmMediated, KvmPmu, Library, Linux, Perf, XenVpmu};
 use super::reasons::{NOISE, NONE, REASONS};
 use super::{Costs, READS, Subject, noise, total, written};
+use crate::suites::noise::NOISE_PERCENT;
 
 /// An operation, which has a line for each kind of guest.
 struct Operation {
@@ -227,7 +228,7 @@ impl Line {
             let instructions = total(cost);
             let cell = &mut cells[who as usize];
             if cell.is_none_or(|other: Cell| instructions < other.instructions) {
-                let noise = noise(instructions, 0, cost.len());
+                let noise = noise(instructions, 0, cost.len(), NOISE_PERCENT);
                 *cell = Some(Cell { instructions, noise });
             }
         }
