@@ -5,7 +5,9 @@
  */
 
 #include <xen/event.h>
+#include <xen/init.h>
 #include <xen/sched.h>
+#include <xen/tasklet.h>
 
 #include <asm/hvm/hvm.h>
 #include <asm/hvm/nestedhvm.h>
@@ -77,21 +79,14 @@ void perfctr_hvm_update_clock(const struct vcpu *v)
 }
 
 /*
- * This executes in a softirq, with interrupts enabled, before the guest goes
- * on. Where interrupts are disabled, as they are in send_guest_vcpu_virq(), Xen
- * leaves it to the idle vCPU to assert the guest's interrupt. For that v would
- * be switched out, and it might go on elsewhere without its interrupt. The
- * channel's own lock and state say whether the port is still that of the
+ * The channel's own lock and state say whether the port is still that of the
  * virtual interrupt.
  */
-void cf_check perfctr_hvm_notify(void *data)
+static void raise_virq(struct vcpu *v)
 {
-    struct perfctr_vcpu *p = data;
-    struct vcpu *v = p->vcpu;
     evtchn_port_t port = read_atomic(&v->virq_to_evtchn[PERFCTR_VIRQ_NUMBER]);
     struct evtchn *channel;
 
-    p->unnotified = false;
     if ( !port )
         return;
 
@@ -109,6 +104,46 @@ void cf_check perfctr_hvm_notify(void *data)
      */
     if ( vcpu_info(v, evtchn_upcall_pending) )
         hvm_assert_evtchn_irq(v);
+}
+
+/*
+ * This executes in a softirq, with interrupts enabled, before the guest goes
+ * on. Where interrupts are disabled, as they are in send_guest_vcpu_virq(), Xen
+ * leaves it to the idle vCPU to assert the guest's interrupt. For that the vCPU
+ * would be switched out, and it might go on elsewhere without its interrupt.
+ */
+static void cf_check notify_current(void *unused)
+{
+    struct perfctr_vcpu *p = current->arch.perfctr;
+
+    if ( !p || !p->unnotified )
+        return;
+
+    p->unnotified = false;
+    raise_virq(current);
+}
+
+/*
+ * The notifier of each CPU. A notifier of each vCPU could still be in progress
+ * on the CPU that the vCPU has left.
+ */
+static struct tasklet notifiers[NR_CPUS];
+
+static int __init cf_check perfctr_hvm_init(void)
+{
+    unsigned int cpu;
+
+    for ( cpu = 0; cpu < NR_CPUS; cpu++ )
+        softirq_tasklet_init(&notifiers[cpu], notify_current, NULL);
+    return 0;
+}
+presmp_initcall(perfctr_hvm_init);
+
+/* v may be switched out before the notifier of this CPU executes. */
+void perfctr_hvm_notify(struct vcpu *v)
+{
+    v->arch.perfctr->unnotified = true;
+    tasklet_schedule(&notifiers[smp_processor_id()]);
 }
 
 /*

@@ -75,7 +75,6 @@ static int prepare(struct vcpu *curr, uint64_t gfn, struct perfctr_vcpu *p)
 
 static void release(struct perfctr_vcpu *p)
 {
-    tasklet_kill(&p->notifier);
     unmap(p->page);
     xfree(p);
 }
@@ -115,8 +114,6 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
         xfree(p);
         return rc;
     }
-    p->vcpu = curr;
-    softirq_tasklet_init(&p->notifier, perfctr_hvm_notify, p);
 
     local_irq_disable();
     rc = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,

@@ -9,7 +9,6 @@
 
 #include <xen/percpu.h>
 #include <xen/sched.h>
-#include <xen/tasklet.h>
 
 #include "perfctr_core.h"
 #include "perfctr.h"
@@ -17,9 +16,7 @@
 /* A vCPU with a registered page. v->arch.perfctr points to it. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
-    struct vcpu *vcpu;
-    struct tasklet notifier; /* sends an HVM or PVH guest its interrupt */
-    bool unnotified; /* `notifier` has not begun to execute yet */
+    bool unnotified; /* an HVM or PVH guest's interrupt is still to be sent */
     uint64_t core[PERFCTR_VCPU_BYTES / sizeof(uint64_t)];
 };
 
@@ -122,7 +119,8 @@ void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place);
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_hvm_clock(const struct vcpu *v);
 void perfctr_hvm_update_clock(const struct vcpu *v);
-void cf_check perfctr_hvm_notify(void *p);
+/* Sends v, which is current, its interrupt; interrupts are disabled. */
+void perfctr_hvm_notify(struct vcpu *v);
 void perfctr_hvm_update_intercept(struct vcpu *v);
 int perfctr_hvm_add_gate(struct vcpu *curr);
 void perfctr_hvm_remove_gate(struct vcpu *v);

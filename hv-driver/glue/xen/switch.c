@@ -27,10 +27,7 @@ static void overflowed_here(struct vcpu *v, bool in_kernel)
 static void notify(struct vcpu *v)
 {
     if ( is_hvm_vcpu(v) )
-    {
-        v->arch.perfctr->unnotified = true;
-        tasklet_schedule(&v->arch.perfctr->notifier);
-    }
+        perfctr_hvm_notify(v);
     else
         send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
 }
@@ -58,8 +55,8 @@ void perfctr_switch_from(struct vcpu *v)
 }
 
 /*
- * Interrupts are disabled. If v was switched out before it was notified, the
- * notifier moves here from the CPU that v has left.
+ * Interrupts are disabled. If v was switched out before it was notified, it is
+ * notified here.
  */
 static void switch_to(struct vcpu *v, struct perfctr_vcpu *p)
 {

@@ -18,7 +18,7 @@ const REAL_TIME: [&str; 2] = ["guest-kmod/glue/late_rt.c", "guest-kmod/glue/late
 const REAL_TIME_LINES: usize = 110;
 
 /// Where the C of each hypervisor is, and the most lines with code in all of its files together.
-const HOSTS: [(&str, usize); 2] = [("hv-driver/glue/xen/", 1_250), ("hv-driver/glue/kvm/", 1_350)];
+const HOSTS: [(&str, usize); 2] = [("hv-driver/glue/xen/", 1_300), ("hv-driver/glue/kvm/", 1_350)];
 
 /// Words that must not be in the C of a folder.
 struct Banned {
@@ -207,7 +207,7 @@ mod tests {
         let found = faults(&tree).unwrap();
         let expected = [
             "guest-kmod/glue/: 2201 lines of C with code, more than 2200",
-            "hv-driver/glue/xen/: 1251 lines of C with code, more than 1250",
+            "hv-driver/glue/xen/: 1301 lines of C with code, more than 1300",
         ];
         assert_eq!(found, expected);
     }
