@@ -11,7 +11,8 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, compiler_fence};
 
 use shared_abi::hypercall::{
-    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW, OP_UNREGISTER,
+    FEATURE_ENABLED, HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW,
+    OP_UNREGISTER,
 };
 use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -28,8 +29,10 @@ pub struct Restoration {
     page: Note,
     /// The page that takes the place of that one.
     next: Note,
-    /// The number of the machine on its host, or 0 if it may not count.
+    /// The number of the machine on its host, or 0 if the host does not answer.
     machine: AtomicU64,
+    /// Whether the host lets the machine count.
+    may_count: AtomicBool,
     /// The page's content when the vCPU was last interrupted, and which page it was.
     seen_frame: AtomicU64,
     seen_overflows: AtomicU64,
@@ -72,6 +75,14 @@ impl Note {
     }
 }
 
+/// What a host has done with the machine of a vCPU.
+struct Answer {
+    /// Whether it has restored the machine, or has allowed it to count.
+    moved: bool,
+    /// Whether it has allowed or forbidden the machine to count.
+    decided: bool,
+}
+
 /// What has changed in a vCPU's page from one interrupt to the next.
 struct Change {
     /// How many of the driver's interrupts explain it, from 0 to 2.
@@ -96,6 +107,7 @@ impl Restoration {
             page: Note::new(),
             next: Note::new(),
             machine: AtomicU64::new(0),
+            may_count: AtomicBool::new(false),
             seen_frame: AtomicU64::new(0),
             seen_overflows: AtomicU64::new(0),
             seen_flags: AtomicU32::new(0),
@@ -187,15 +199,16 @@ impl Restoration {
         let change = self.change_of(note, page);
         // Overflows are frequent, and asking costs an exit. Where the flags have changed, the host
         // may have forbidden the machine to count and allowed it again, and the interrupts of both
-        // may have become one.
+        // may have become one. Where they have not, they may have changed twice since the last
+        // interrupt: a machine that was forbidden and allowed has counted, and is forbidden again.
         if change.is_of_overflows {
             return change.interrupts;
         }
-        let moved = self.asks_machine(hypervisor);
-        if moved {
+        let answer = self.asks_machine(hypervisor);
+        if answer.moved {
             self.look.store(true, Relaxed);
         }
-        change.interrupts.max(u32::from(moved))
+        change.interrupts.max(u32::from(answer.moved || answer.decided))
     }
 
     /// Returns whether the kernel has to call [`Self::looks`] where it may wait.
@@ -275,8 +288,8 @@ impl Restoration {
         Change { interrupts, is_of_overflows: more != 0 && !other_flags }
     }
 
-    /// Returns whether the machine has been restored or allowed to count since the last call.
-    fn asks_machine(&self, hypervisor: &impl Hypervisor) -> bool {
+    /// Returns what the host has done with the machine since the last call.
+    fn asks_machine(&self, hypervisor: &impl Hypervisor) -> Answer {
         let mut now = HvQuery {
             abi_major: u32::from(ABI_MAJOR),
             abi_minor: u32::from(ABI_MINOR),
@@ -284,7 +297,11 @@ impl Restoration {
         };
         let asked = hypervisor.hypercall(OP_QUERY, now.as_mut_bytes());
         let machine = asked.map_or(0, |()| now.machine);
-        self.machine.swap(machine, Relaxed) != machine
+        let may_count = asked.is_ok() && now.features & FEATURE_ENABLED != 0;
+        Answer {
+            moved: self.machine.swap(machine, Relaxed) != machine,
+            decided: self.may_count.swap(may_count, Relaxed) != may_count,
+        }
     }
 }
 
@@ -324,7 +341,7 @@ mod tests {
     use core::cell::{Cell, RefCell};
     use shared_abi::PmuCaps;
     use shared_abi::WireCaps;
-    use shared_abi::hypercall::{FEATURE_ENABLED, HvShow, OP_STOP};
+    use shared_abi::hypercall::{HvShow, OP_STOP};
     use shared_abi::vcpu_page::VCPU_DIRECT;
     use std::vec;
     use std::vec::Vec;
@@ -335,6 +352,7 @@ mod tests {
     /// A hypervisor whose answers the test sets.
     struct Host {
         machine: Cell<u64>,
+        allows: Cell<bool>,
         refuses: Cell<Option<(u32, Errno)>>,
         asked: RefCell<Vec<(u32, Vec<u8>)>>,
     }
@@ -357,7 +375,12 @@ mod tests {
 
     impl Host {
         fn new() -> Self {
-            Self { machine: Cell::new(31), refuses: Cell::new(None), asked: RefCell::default() }
+            Self {
+                machine: Cell::new(31),
+                allows: Cell::new(true),
+                refuses: Cell::new(None),
+                asked: RefCell::default(),
+            }
         }
 
         fn answer(&self) -> HvQuery {
@@ -366,7 +389,7 @@ mod tests {
                 abi_major: u32::from(ABI_MAJOR),
                 machine: self.machine.get(),
                 caps: WireCaps::from(&caps),
-                features: FEATURE_ENABLED,
+                features: if self.allows.get() { FEATURE_ENABLED } else { 0 },
                 ..HvQuery::default()
             }
         }
@@ -798,6 +821,27 @@ mod tests {
             assert!(!vcpu.looks(&host.answer(), true));
             assert!(!vcpu.interrupted(&host.answer(), &page), "somebody else's interrupt");
             assert!(!vcpu.restoration.wants_look());
+        }
+    }
+
+    #[test]
+    fn a_machine_that_is_forbidden_and_allowed_in_turn_explains_each_interrupt() {
+        let host = Host::new();
+        let (page, before) = (page(EXECUTING, 3), host.answer());
+        let vcpu = On::with_page(&host, &page);
+        for _ in 0..3 {
+            // At each interrupt the page says that nothing counts, and in between it counts.
+            page.flags.store(VCPU_REGISTERED | VCPU_EXECUTING, Relaxed);
+            host.allows.set(false);
+            assert!(vcpu.interrupted(&before, &page), "it is forbidden");
+            assert!(!vcpu.restoration.wants_look(), "it keeps its page");
+            assert!(!vcpu.interrupted(&before, &page), "this one is somebody else's");
+            host.allows.set(true);
+            host.machine.set(host.machine.get() + 1);
+            assert!(vcpu.interrupted(&before, &page), "it is allowed");
+            assert!(vcpu.restoration.wants_look());
+            assert!(!vcpu.looks(&before, true), "it goes on with its page");
+            page.flags.store(EXECUTING, Relaxed);
         }
     }
 

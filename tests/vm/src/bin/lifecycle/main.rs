@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 use vm_tests::host::host;
+use vm_tests::module::complains_of_nothing;
 use vm_tests::region;
 use vm_tests::reload;
 use vm_tests::tally::Tally;
@@ -80,5 +81,6 @@ fn main() -> Result<ExitCode> {
     test("a domain that is forbidden reads nothing from then on", &|| {
         forbidden::forbidden_at_once(options.revocations, &*host)
     });
+    test("the kernel complains of nothing", &complains_of_nothing);
     Ok(tally.finish())
 }
