@@ -242,41 +242,41 @@ struct perfctr_branch_stack {
 };
 
 /*
- * Whose a thread is, and what it may do. Threads with the same identity have the same rights.
+ * An identity as atomic words.
  */
-struct perfctr_identity {
+struct perfctr_identity_words {
   /*
-   * The container that it is in, which is identified by its namespace of process numbers.
+   * Its container.
    */
   uint64_t container;
   /*
-   * The namespace of users in which it has its capabilities.
+   * Its namespace of users.
    */
   uint64_t users;
   /*
-   * Its permitted capabilities: bit n stands for capability n.
+   * Its permitted capabilities.
    */
   uint64_t capabilities;
   /*
-   * Its effective user in the low half, and its effective group in the high one.
+   * Its effective user and group.
    */
   uint64_t ids;
 };
 
 /*
- * What is registered with a vCPU. Only that vCPU writes it, with interrupts disabled.
+ * What is registered with a vCPU, for C and for other vCPUs.
  */
 struct perfctr_shown {
   /*
    * The identity of the subjects that may execute while the page is registered.
    */
-  struct perfctr_identity identity;
+  struct perfctr_identity_words identity;
   /*
    * The number of the observer whose page it is, or 0 if none is registered.
    */
   uint32_t number;
   /*
-   * Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
+   * Whether the page has to go before a thread of the kernel executes.
    */
   bool hides_kernel;
   /*
@@ -359,6 +359,28 @@ struct perfctr_ring_place {
    * The number of callers that have room.
    */
   uint32_t callers;
+};
+
+/*
+ * Whose a thread is, and what it may do. Threads with the same identity have the same rights.
+ */
+struct perfctr_identity {
+  /*
+   * The container that it is in, which is identified by its namespace of process numbers.
+   */
+  uint64_t container;
+  /*
+   * The namespace of users in which it has its capabilities.
+   */
+  uint64_t users;
+  /*
+   * Its permitted capabilities: bit n stands for capability n.
+   */
+  uint64_t capabilities;
+  /*
+   * Its effective user in the low half, and its effective group in the high one.
+   */
+  uint64_t ids;
 };
 
 /*

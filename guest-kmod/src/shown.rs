@@ -11,6 +11,8 @@
 //! their own, which nobody maps. This page is also registered for one subject at a time, because
 //! counters can be read directly while it is registered.
 
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
 use shared_abi::{Config, Errno};
 
 use crate::hal::Kernel;
@@ -59,9 +61,8 @@ pub struct Observer {
     pub sees_kernel: bool,
 }
 
-/// What is registered with a vCPU. Only that vCPU writes it, with interrupts disabled.
+/// What is registered with a vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
 pub struct Shown {
     /// The identity of the subjects that may execute while the page is registered.
     pub identity: Identity,
@@ -71,6 +72,80 @@ pub struct Shown {
     pub hides_kernel: bool,
     /// Whether anything is loaded.
     pub counts: bool,
+}
+
+/// What is registered with a vCPU, for C and for other vCPUs.
+///
+/// Only that vCPU writes it, with interrupts disabled. It lies beside the [`Vcpu`], which has the
+/// same in its own [`Shown`]: nobody else may read what a `&mut Vcpu` covers. The words are atomic,
+/// but they are not written all at once: only their own vCPU reads several of them as one
+/// [`Shown`].
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct ShownWords {
+    /// The identity of the subjects that may execute while the page is registered.
+    identity: IdentityWords,
+    /// The number of the observer whose page it is, or 0 if none is registered.
+    number: AtomicU32,
+    /// Whether the page has to go before a thread of the kernel executes.
+    hides_kernel: AtomicBool,
+    /// Whether anything is loaded.
+    counts: AtomicBool,
+}
+
+/// An identity as atomic words.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct IdentityWords {
+    /// Its container.
+    container: AtomicU64,
+    /// Its namespace of users.
+    users: AtomicU64,
+    /// Its permitted capabilities.
+    capabilities: AtomicU64,
+    /// Its effective user and group.
+    ids: AtomicU64,
+}
+
+impl ShownWords {
+    /// Writes all words. Only the vCPU to which they belong calls this.
+    fn write(&self, shown: &Shown) {
+        let Shown { identity, number, hides_kernel, counts } = *shown;
+        // ATOMICS: the vCPU reads its own words in order; others need only one whole word.
+        self.identity.container.store(identity.container, Relaxed);
+        self.identity.users.store(identity.users, Relaxed);
+        self.identity.capabilities.store(identity.capabilities, Relaxed);
+        self.identity.ids.store(identity.ids, Relaxed);
+        self.number.store(number, Relaxed);
+        self.hides_kernel.store(hides_kernel, Relaxed);
+        self.counts.store(counts, Relaxed);
+    }
+
+    /// Returns what is registered. Only the vCPU to which the words belong calls this.
+    pub fn read(&self) -> Shown {
+        let identity = Identity {
+            container: self.identity.container.load(Relaxed),
+            users: self.identity.users.load(Relaxed),
+            capabilities: self.identity.capabilities.load(Relaxed),
+            ids: self.identity.ids.load(Relaxed),
+        };
+        Shown {
+            identity,
+            number: self.number(),
+            hides_kernel: self.hides_kernel.load(Relaxed),
+            counts: self.counts(),
+        }
+    }
+
+    /// Returns the number of the observer whose page is registered, or 0. Any vCPU may ask.
+    pub fn number(&self) -> u32 {
+        self.number.load(Relaxed)
+    }
+
+    /// Returns whether anything is loaded. Any vCPU may ask.
+    pub fn counts(&self) -> bool {
+        self.counts.load(Relaxed)
+    }
 }
 
 /// The user whose processes may look into the kernel, unless they are in a container that forbids
@@ -157,10 +232,11 @@ impl Pages {
     }
 
     /// Notes whether the configuration that is loaded from now on counts anything, and whether it
-    /// counts in kernel mode.
-    pub(crate) fn loaded(&mut self, counts: bool, counts_kernel: bool) {
+    /// counts in kernel mode. Each change of what is shown ends with this, which writes the words.
+    pub(crate) fn loaded(&mut self, counts: bool, counts_kernel: bool, words: &ShownWords) {
         self.shown.counts = counts;
         self.shown.hides_kernel = counts_kernel && !self.sees_kernel;
+        words.write(&self.shown);
     }
 
     /// Returns whether the registered page may show what perf counts of this subject.
@@ -186,11 +262,6 @@ pub enum Leave {
 }
 
 impl Vcpu {
-    /// Returns which page is registered here.
-    pub fn shown(&self) -> &Shown {
-        &self.pages.shown
-    }
-
     /// Returns what has to happen before `next` executes here. `own` is the observer of its
     /// counters, if it has any that count: `next` may be seen in the page of this observer.
     pub fn leave_to(&self, next: &Subject, own: Option<u32>) -> Leave {
@@ -317,7 +388,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     /// [`unregister`](Self::unregister): the caller must not count in the old page.
     pub fn make_room(&mut self) -> Result<(), Errno> {
         self.vcpu.may_show()?;
-        self.unregister().inspect_err(|errno| self.vcpu.fail(*errno))
+        self.unregister().inspect_err(|errno| self.vcpu.fail(*errno, self.shown))
     }
 
     /// Registers the vCPU's page, which is that of an observer, after [`Self::make_room`].
@@ -365,7 +436,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         let pages = &mut self.vcpu.pages;
         pages.shown = Shown { identity, number, ..Shown::default() };
         pages.sees_kernel = sees_kernel;
-        self.vcpu.judge_loaded();
+        self.vcpu.judge_loaded(self.shown);
     }
 
     /// Registers the vCPU's page, which is perf's, for this subject, after [`Self::make_room`].
@@ -399,7 +470,7 @@ mod tests {
 
     use super::*;
     use crate::perf::EventConfig;
-    use crate::testing::{INSTRUCTIONS, Machine, counter, identity, program};
+    use crate::testing::{FakeKernel, INSTRUCTIONS, Machine, counter, identity, program};
     use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
     use std::vec;
@@ -443,7 +514,10 @@ mod tests {
         }
 
         fn shown(&self) -> Shown {
-            self.on(0, |cpu| *cpu.vcpu.shown())
+            self.on(0, |cpu| {
+                assert_eq!(cpu.shown.read(), cpu.vcpu.pages.shown, "C reads something else");
+                cpu.vcpu.pages.shown
+            })
         }
 
         fn leave_to(&self, next: &Subject) -> Leave {
@@ -453,6 +527,40 @@ mod tests {
         fn load(&self, evntsel: u64) {
             let config = Config::new(&Self::caps(), &[counter(0, evntsel)]).unwrap();
             self.on(0, |cpu| cpu.load(&config)).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_words_beside_the_state_say_the_same() {
+        let machine = Machine::new();
+        let kernel = INSTRUCTIONS | EVNTSEL_OS;
+        let expect = |observer: Option<&Observer>, counts, hides_kernel| {
+            let Observer { identity, number, .. } = observer.copied().unwrap_or_default();
+            assert_eq!(machine.shown(), Shown { identity, number, hides_kernel, counts });
+        };
+        machine.show(&ALICE);
+        expect(Some(&ALICE), false, false);
+        machine.load(kernel);
+        expect(Some(&ALICE), true, true);
+        machine.on(0, |cpu| cpu.stop_if_idle(&machine.counting));
+        expect(Some(&ALICE), false, false);
+        machine.load(INSTRUCTIONS | EVNTSEL_USR);
+        machine.on(0, |cpu| cpu.show_at_once(1, &ROOT, None)).unwrap();
+        expect(Some(&ROOT), false, false);
+        machine.load(kernel);
+        expect(Some(&ROOT), true, false);
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        expect(None, false, false);
+        for end in [
+            (|cpu| cpu.refuse(Errno::PERM)) as fn(&mut ThisVcpu<'_, FakeKernel<'_>>),
+            |cpu| cpu.go_offline().unwrap(),
+            |cpu| cpu.forget_page(),
+        ] {
+            machine.on(0, |cpu| cpu.come_online(9)).unwrap();
+            machine.show(&ALICE);
+            machine.load(kernel);
+            machine.on(0, end);
+            expect(None, false, false);
         }
     }
 
@@ -603,7 +711,7 @@ mod tests {
             let trial = vec![(0, OP_REGISTER), (0, OP_UNREGISTER)];
             assert_eq!(machine.take_hypercalls(), trial, "the trial has ended");
             assert!(cpu.vcpu.is_online());
-            assert_eq!(cpu.vcpu.shown().number, 0, "on trial only");
+            assert_eq!(cpu.shown.number(), 0, "on trial only");
             cpu.make_room().unwrap();
             cpu.show(&ROOT).unwrap();
             cpu.close_gate(true);

@@ -34,7 +34,7 @@ use crate::overflow::Signal;
 use crate::perf::{EventTime, LocalEvents, Progress, Registers};
 use crate::policy::Rights;
 use crate::ring::Ring;
-use crate::shown::{Identity, Observer, SUBJECT_OPEN, Subject};
+use crate::shown::{Identity, Observer, SUBJECT_OPEN, ShownWords, Subject};
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
 use crate::vcpu::{Counting, ThisVcpu, Vcpu};
@@ -128,6 +128,7 @@ struct FakeVcpu {
     tsc: Cell<u64>,
     programmed: RefCell<Config>,
     vcpu: RefCell<Vcpu>,
+    shown: ShownWords,
     stats: Stats,
 }
 
@@ -231,6 +232,7 @@ impl Machine {
             number: vcpu as u32,
             page: &fake.page,
             vcpu: &mut fake.vcpu.borrow_mut(),
+            shown: &fake.shown,
             stats: &fake.stats,
             kernel: &self.kernel(vcpu),
         })
@@ -367,8 +369,7 @@ impl<'a> Local<'a> {
 
     /// Returns for whom a page is registered.
     pub(crate) fn registered(&self) -> Option<u32> {
-        let vcpu = |vcpu: &Vcpu| vcpu.is_registered().then_some(vcpu.shown().number);
-        self.machine.on(self.vcpu, |cpu| vcpu(cpu.vcpu))
+        self.machine.on(self.vcpu, |cpu| cpu.vcpu.is_registered().then_some(cpu.shown.number()))
     }
 }
 

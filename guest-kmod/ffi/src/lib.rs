@@ -40,7 +40,7 @@ use guest_kmod::overflow::Signal;
 use guest_kmod::policy::ends_at_exec;
 use guest_kmod::publish::published;
 use guest_kmod::restore::Restoration;
-use guest_kmod::shown::Shown;
+use guest_kmod::shown::ShownWords;
 use guest_kmod::{Counting, Ring, Stats, ThreadPmu, Vcpu};
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::{Errno, ThreadPage, VcpuPage};
@@ -124,8 +124,8 @@ pub struct VcpuObject {
     kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
-    /// The part of `vcpu` that says what is registered. Other vCPUs read it, too.
-    shown: Cell<*const Shown>,
+    /// What is registered. C and other vCPUs read it, too.
+    shown: ShownWords,
 }
 
 /// A thread's counters as C holds them.

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use guest_kmod::numbers::{Whose, new_number};
-use guest_kmod::shown::{Observer, Shown};
+use guest_kmod::shown::{Observer, ShownWords};
 
 use crate::VcpuObject;
 use crate::call::Call;
@@ -23,14 +23,13 @@ pub(crate) fn new_number_of_perf() -> u32 {
 
 /// Returns what is registered with the vCPU, which changes on that vCPU only.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
-    vcpu.shown.get()
+pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> &ShownWords {
+    &vcpu.shown
 }
 
 /// Returns the number of the observer whose page is registered with a vCPU, if any is.
 pub(crate) fn registered_observer(vcpu: &VcpuObject) -> Option<u32> {
-    // SAFETY: the word is aligned and stays where it is; its vCPU may write it meanwhile.
-    let number = unsafe { (&raw const (*vcpu.shown.get()).number).read_volatile() };
+    let number = vcpu.shown.number();
     (number != 0).then_some(number)
 }
 
@@ -39,8 +38,7 @@ pub(crate) fn registered_observer(vcpu: &VcpuObject) -> Option<u32> {
 /// The result may be false if a thread starts to count there meanwhile. The caller asks again after
 /// that thread has stopped.
 pub(crate) fn is_counting(vcpu: &VcpuObject) -> bool {
-    // SAFETY: the byte stays where it is; its vCPU may write it meanwhile.
-    unsafe { (&raw const (*vcpu.shown.get()).counts).cast::<u8>().read_volatile() != 0 }
+    vcpu.shown.counts()
 }
 
 /// Returns whether the page of this observer is registered with a vCPU.

@@ -42,6 +42,7 @@ impl<'a> OnVcpu<'a> {
             // SAFETY: this is the only right to use the vCPU, and it stays borrowed for as long as
             // the result lives.
             vcpu: unsafe { &mut *object.vcpu.get() },
+            shown: &object.shown,
             stats: &object.stats,
             kernel: &object.kernel,
         }

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use guest_kmod::perf::LocalEvents;
 use guest_kmod::restore::Restoration;
+use guest_kmod::shown::ShownWords;
 use guest_kmod::{LocalVcpu, Stats, Vcpu};
 use shared_abi::{Errno, VcpuPage};
 
@@ -44,13 +45,10 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
         kernel: Linux { restoration: Restoration::new() },
         stats: Stats::default(),
         vcpu: UnsafeCell::new(Vcpu::default()),
-        shown: Cell::new(null()),
+        shown: ShownWords::default(),
     };
     // SAFETY: the memory has this size and alignment, and nobody else has it.
-    unsafe {
-        memory.write(object);
-        (*memory).shown.set((*(*memory).vcpu.get()).shown());
-    }
+    unsafe { memory.write(object) };
     Ok(memory)
 }
 

@@ -15,7 +15,7 @@ use crate::hal::Kernel;
 use crate::hypercall;
 use crate::perf::EventConfig;
 use crate::perf::held::{Events, Sampler};
-use crate::shown::Pages;
+use crate::shown::{Pages, ShownWords};
 use crate::stats::Stats;
 
 /// The module's state of a vCPU.
@@ -49,7 +49,7 @@ pub struct Vcpu {
 impl Vcpu {
     /// Notes that there is a page now whose counters count nothing yet, or that there is no page
     /// for this reason.
-    fn set_page(&mut self, registered: Result<(), Errno>) {
+    fn set_page(&mut self, registered: Result<(), Errno>, shown: &ShownWords) {
         self.registered = registered.is_ok();
         self.gate = registered;
         self.cpu_wide = false;
@@ -59,26 +59,26 @@ impl Vcpu {
         } else {
             self.pages.clear();
         }
-        self.set_loaded(Config::default());
+        self.set_loaded(Config::default(), shown);
     }
 
-    fn set_loaded(&mut self, config: Config) {
+    fn set_loaded(&mut self, config: Config, shown: &ShownWords) {
         self.loaded = config;
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU64::MIN);
-        self.judge_loaded();
+        self.judge_loaded(shown);
     }
 
     /// Updates the two flags that depend on the loaded configuration: whether this vCPU has to be
     /// called when nobody counts any more, and whether it must not show the kernel's own threads.
-    pub(crate) fn judge_loaded(&mut self) {
+    pub(crate) fn judge_loaded(&mut self, shown: &ShownWords) {
         let loaded = &self.loaded;
-        self.pages.loaded(loaded.slots() != 0, loaded.slots_in_ring(EVNTSEL_OS) != 0);
+        self.pages.loaded(loaded.slots() != 0, loaded.slots_in_ring(EVNTSEL_OS) != 0, shown);
     }
 
     /// Notes that nobody may count in the registered page, for this reason.
-    pub(crate) fn fail(&mut self, errno: Errno) {
+    pub(crate) fn fail(&mut self, errno: Errno, shown: &ShownWords) {
         self.gate = Err(errno);
-        self.set_loaded(self.loaded);
+        self.set_loaded(self.loaded, shown);
     }
 
     pub(crate) fn counts_cpu_wide(&self) -> bool {
@@ -194,6 +194,8 @@ pub struct ThisVcpu<'a, K> {
     pub page: &'a VcpuPage,
     /// Its state.
     pub vcpu: &'a mut Vcpu,
+    /// The words that say what is registered here.
+    pub shown: &'a ShownWords,
     /// Its statistics.
     pub stats: &'a Stats,
     /// The services of the guest's kernel, such as hypercalls.
@@ -211,7 +213,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.stats.hypercalls.add(1);
         self.stats.registers.add(1);
         let registered = hypercall::register(self.kernel, gfn, observer);
-        self.vcpu.set_page(registered);
+        self.vcpu.set_page(registered, self.shown);
         if registered.is_ok() && !self.vcpu.events.is_empty() {
             self.vcpu.events.nothing_is_loaded();
             self.load_events();
@@ -240,10 +242,10 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         shown?;
         self.stats.registers.add(1);
         self.stats.unregisters.add(self.vcpu.registered.into());
-        self.vcpu.set_page(Ok(()));
+        self.vcpu.set_page(Ok(()), self.shown);
         if let Some(config) = config {
             self.stats.loads.add(1);
-            self.vcpu.set_loaded(*config);
+            self.vcpu.set_loaded(*config, self.shown);
         }
         Ok(())
     }
@@ -251,7 +253,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     /// Lets no thread count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
         self.vcpu.refusal = Some(errno);
-        self.vcpu.set_page(Err(errno));
+        self.vcpu.set_page(Err(errno), self.shown);
         self.vcpu.events.note_stalled();
     }
 
@@ -274,7 +276,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
             Ok(()) | Err(Errno::NXIO) => {}
             Err(errno) => return Err(errno),
         }
-        self.vcpu.set_page(Err(Errno::NXIO));
+        self.vcpu.set_page(Err(Errno::NXIO), self.shown);
         Ok(())
     }
 
@@ -294,7 +296,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
     pub fn forget_page(&mut self) {
         self.vcpu.has_show = true;
         if self.go_offline().is_err() {
-            self.vcpu.set_page(Err(Errno::NXIO));
+            self.vcpu.set_page(Err(Errno::NXIO), self.shown);
         }
     }
 
@@ -307,7 +309,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         self.stats.stops.add(1);
         // An error means that the host has taken the counters away, so they are stopped as well.
         let _ = hypercall::stop(self.kernel);
-        self.vcpu.set_loaded(Config::default());
+        self.vcpu.set_loaded(Config::default(), self.shown);
     }
 
     /// Loads `config` in place of the present configuration. This needs no hypercall if all of it
@@ -361,7 +363,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         if self.vcpu.registered {
             self.vcpu.cpu_wide = closed;
             self.vcpu.gate = if closed { Err(Errno::BUSY) } else { Ok(()) };
-            self.vcpu.set_loaded(self.vcpu.loaded);
+            self.vcpu.set_loaded(self.vcpu.loaded, self.shown);
         }
     }
 
@@ -380,7 +382,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
 
     /// Forgets what is loaded, so that the next load is a hypercall.
     pub(crate) fn forget_loaded(&mut self) {
-        self.vcpu.set_loaded(Config::default());
+        self.vcpu.set_loaded(Config::default(), self.shown);
     }
 
     /// Loads `config` and what perf's events need, in place of the present configuration.
@@ -440,7 +442,7 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
             self.vcpu.recorded = 0;
         }
         hypercall::load(self.kernel, config)?;
-        self.vcpu.set_loaded(*config);
+        self.vcpu.set_loaded(*config, self.shown);
         Ok(())
     }
 

@@ -112,8 +112,8 @@ impl<K: Kernel> Switch for Borrowed<'_, '_, K> {
 
     #[inline(always)]
     fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, ThisVcpu<'_, K>) {
-        let ThisVcpu { number, page, ref mut vcpu, stats, kernel } = *self.cpu;
-        (self.pmu, self.page, ThisVcpu { number, page, vcpu, stats, kernel })
+        let ThisVcpu { number, page, ref mut vcpu, shown, stats, kernel } = *self.cpu;
+        (self.pmu, self.page, ThisVcpu { number, page, vcpu, shown, stats, kernel })
     }
 
     fn show_page(&mut self) {}

@@ -9,6 +9,7 @@ use std::cell::Cell;
 
 use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::publish::published;
+use guest_kmod::shown::ShownWords;
 use guest_kmod::{Counting, Stats, ThisVcpu, ThreadPmu, Vcpu};
 use hv_driver::hypercall::{Request, decode};
 use hv_driver::settings::Rate;
@@ -112,8 +113,14 @@ pub fn ioctl(data: &[u8]) {
     let (vcpu_page, page) = (VcpuPage::default(), ThreadPage::default());
     vcpu_page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
     let (mut vcpu, stats, counting) = (Vcpu::default(), Stats::default(), Counting::new());
-    let mut cpu =
-        ThisVcpu { number: 0, page: &vcpu_page, vcpu: &mut vcpu, stats: &stats, kernel: &kernel };
+    let mut cpu = ThisVcpu {
+        number: 0,
+        page: &vcpu_page,
+        vcpu: &mut vcpu,
+        shown: &ShownWords::default(),
+        stats: &stats,
+        kernel: &kernel,
+    };
     cpu.register(1, 0).expect("a well-formed registration");
     let mut thread = ThreadPmu::new(&page, 1);
     for block in data.chunks(size_of::<Control>()) {

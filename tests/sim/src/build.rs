@@ -182,6 +182,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         at_switch: Cell::new(None),
         kernel_mode: Cell::new(true),
         module: RefCell::default(),
+        shown: guest_kmod::shown::ShownWords::default(),
         stats: guest_kmod::Stats::default(),
         current: Cell::new(None),
         next: Cell::new(None),

@@ -107,6 +107,7 @@ impl<'a> Switch for Switching<'a> {
             number: vcpu.id,
             page: vcpu.page(),
             vcpu: module,
+            shown: &vcpu.shown,
             stats: &vcpu.stats,
             kernel: &self.kernel,
         };
@@ -336,6 +337,7 @@ impl Machine {
             number: vcpu.id,
             page: vcpu.page(),
             vcpu: &mut self.enter_module(index),
+            shown: &vcpu.shown,
             stats: &vcpu.stats,
             kernel: &Linux(self),
         })

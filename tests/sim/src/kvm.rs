@@ -171,7 +171,7 @@ impl Machine {
     /// Checks that the hypervisor has the page that a vCPU's module has registered, and no other.
     pub fn check_page(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        let shown = vcpu.module.borrow().shown().number;
+        let shown = vcpu.shown.number();
         let good = self.domains[vcpu.domain].kind == Kind::Good && vcpu.online.get();
         let registered = vcpu.registered.borrow().as_ref().map(|_| vcpu.observer.get());
         if good && registered.unwrap_or(0) != shown {

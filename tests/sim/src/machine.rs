@@ -165,6 +165,7 @@ pub struct Vcpu {
     pub kernel_mode: Cell<bool>,
     /// The guest module's state of it.
     pub module: RefCell<guest_kmod::Vcpu>,
+    pub shown: guest_kmod::shown::ShownWords,
     pub stats: guest_kmod::Stats,
     pub current: Cell<Option<usize>>,
     /// The thread, if any, to which its kernel has switched last, or is about to.

@@ -80,7 +80,7 @@ impl<'a> LocalVcpu for Here<'a> {
     fn note_number_of_perf(&mut self, _: u32) {
         let machine = self.machine;
         let vcpu = &machine.vcpus[self.index];
-        let user = vcpu.module.borrow().shown().identity.uid();
+        let user = vcpu.shown.read().identity.uid();
         let threads = [vcpu.current.get(), vcpu.next.get()];
         if !threads.iter().any(|&thread| machine.subject(thread).identity.uid() == user)
             && !machine.is_gone()
@@ -160,7 +160,7 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         vcpu.next.set(next);
         let subject = self.subject(next);
-        let shown = *vcpu.module.borrow().shown();
+        let shown = vcpu.shown.read();
         let has_events = self.events_here(index) != [0; 2];
         if if shown.number == 0 { !has_events } else { shown.may_execute(&subject) } {
             return false;

@@ -82,6 +82,13 @@ pub enum Request {
     Limits,
     /// [`Kvm::locked_kib`].
     Locked,
+    /// [`Kvm::pinned`].
+    Pinned,
+    /// [`Kvm::limit_locked_kib`].
+    LimitLocked {
+        /// Unit: KiB.
+        kib: u64,
+    },
     /// [`Kvm::switches_of_a_stopped_guest`].
     Stopped,
     /// [`Kvm::allow_after_reuse`].
@@ -130,6 +137,8 @@ impl Display for Request {
             Self::Neighbour { allowed } => write!(f, "neighbour {}", u64::from(allowed)),
             Self::Limits => write!(f, "limits"),
             Self::Locked => write!(f, "locked"),
+            Self::Pinned => write!(f, "pinned"),
+            Self::LimitLocked { kib } => write!(f, "limit-locked {kib}"),
             Self::Stopped => write!(f, "stopped"),
             Self::Reused => write!(f, "reused"),
             Self::Domains => write!(f, "domains"),
@@ -160,6 +169,8 @@ impl FromStr for Request {
             ("neighbour", &[allowed]) => Self::Neighbour { allowed: allowed == 1 },
             ("limits", []) => Self::Limits,
             ("locked", []) => Self::Locked,
+            ("pinned", []) => Self::Pinned,
+            ("limit-locked", &[kib]) => Self::LimitLocked { kib },
             ("stopped", []) => Self::Stopped,
             ("reused", []) => Self::Reused,
             ("domains", []) => Self::Domains,
@@ -251,6 +262,28 @@ impl Kvm {
             [kib] => Ok(kib),
             _ => Err(Refusal::EPROTO),
         }
+    }
+
+    /// Returns how many pages of the host's memory are pinned, by whomever.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limits`](Self::limits).
+    pub fn pinned(&self) -> Result<u64, Refusal> {
+        match self.request(Request::Pinned)?[..] {
+            [pages] => Ok(pages),
+            _ => Err(Refusal::EPROTO),
+        }
+    }
+
+    /// Limits how much memory the process that runs this guest may lock. The process cannot exceed
+    /// such a limit. Unit: KiB.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limits`](Self::limits).
+    pub fn limit_locked_kib(&self, kib: u64) -> Result<(), Refusal> {
+        self.request(Request::LimitLocked { kib }).map(drop)
     }
 
     /// Makes the host stop this guest, read the registers of all its vCPUs, and let it go on.
@@ -438,6 +471,8 @@ mod tests {
             Request::Neighbour { allowed: true },
             Request::Limits,
             Request::Locked,
+            Request::Pinned,
+            Request::LimitLocked { kib: 4 },
             Request::Stopped,
             Request::Reused,
             Request::Domains,

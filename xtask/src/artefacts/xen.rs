@@ -25,6 +25,20 @@ pub const UPSTREAM: &str = "4.17";
 /// The packages that build it.
 pub const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
 
+/// The packages that compile a security policy.
+const POLICY_PACKAGES: &[&str] = &["checkpolicy", "m4"];
+
+/// The file with Xen's options, which is empty in its sources, and those that switch FLASK on with
+/// the policy of Xen's authors.
+const OPTIONS: &str = "xen/arch/x86/configs/x86_64_defconfig";
+const WITH_FLASK: &str = "CONFIG_XSM=y\nCONFIG_XSM_FLASK_POLICY=y\n";
+
+/// The file of that policy that lets domains use the PMU, whom it lets do so, and whom our policy
+/// does.
+const POLICY: &str = "tools/flask/policy/modules/guest_features.te";
+const ALL_DOMAINS: &str = "allow domain_type xen_t:xen2 pmu_use;";
+const SOME_DOMAINS: &str = "allow { domain_type -isolated_domU_t } xen_t:xen2 pmu_use;";
+
 const GLUE: Glue = Glue { host: "xen", dir: "xen/arch/x86/perfctr" };
 
 /// The builds of Xen.
@@ -37,6 +51,9 @@ pub enum Flavour {
     Perfctr,
     /// With the driver built for fuzzing: driver and module report which of their code is executed.
     Fuzzing,
+    /// With the driver, and with Xen's security module FLASK. Its policy denies the PMU to domains
+    /// of the type `isolated_domU_t`.
+    Flask,
 }
 
 impl Flavour {
@@ -83,6 +100,7 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
         Flavour::Stock => ("xen-stock", Files::new()),
         Flavour::Perfctr => ("xen-perfctr", driver(&source, version, Purpose::Use)?),
         Flavour::Fuzzing => ("xen-fuzzing", driver(&source, version, Purpose::Fuzzing)?),
+        Flavour::Flask => ("xen-flask", guarded(&source, version)?),
     };
     let later = if version == UPSTREAM { String::new() } else { format!("-{version}") };
     let name = &format!("{name}{later}");
@@ -92,8 +110,12 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
     }
     let dir = cache::artefact(name, key, |dir| {
         apt::install(PACKAGES, "building Xen")?;
-        // The flavours share a tree, since they differ in few objects.
-        let tree = format!("xen-{version}");
+        let is_guarded = flavour == Flavour::Flask;
+        if is_guarded {
+            apt::install(POLICY_PACKAGES, "building Xen's security policy")?;
+        }
+        // The other flavours share a tree, since they differ in few objects.
+        let tree = format!("xen{}-{version}", if is_guarded { "-flask" } else { "" });
         let _lock = cache::lock(&tree)?;
         let work = cache::scratch(&tree)?;
         overlay::apply(&source, &work, &files)?;
@@ -124,6 +146,17 @@ fn packaged(source: &Path) -> Result<PathBuf> {
 pub fn patch(release: Option<&str>) -> Result<String> {
     let (version, source) = source(release)?;
     GLUE.patch(&source, version)
+}
+
+/// Returns every file of Xen's tree that differs where FLASK guards the driver.
+fn guarded(source: &Path, version: &str) -> Result<Files> {
+    let mut files = driver(source, version, Purpose::Use)?;
+    let policy = fs::read_to_string(source.join(POLICY)).context(POLICY)?;
+    ensure!(policy.contains(ALL_DOMAINS), "{POLICY} lacks `{ALL_DOMAINS}`");
+    let policy = policy.replace(ALL_DOMAINS, SOME_DOMAINS);
+    files.insert(POLICY.to_owned(), policy.into_bytes());
+    files.insert(OPTIONS.to_owned(), WITH_FLASK.as_bytes().to_vec());
+    Ok(files)
 }
 
 /// Returns every file of Xen's tree that the driver adds or changes.

@@ -125,7 +125,8 @@ const BOUNDARIES: &[Boundary] = &[
             ("Progress", "perfctr_progress"),
             ("Identity", "perfctr_identity"),
             ("Subject", "perfctr_subject"),
-            ("Shown", "perfctr_shown"),
+            ("ShownWords", "perfctr_shown"),
+            ("IdentityWords", "perfctr_identity_words"),
             ("Mapping", "perfctr_mapping"),
             ("SUBJECT_OPEN", "PERFCTR_SUBJECT_OPEN"),
             ("SUBJECT_GUARDED", "PERFCTR_SUBJECT_GUARDED"),
@@ -152,6 +153,10 @@ const BOUNDARIES: &[Boundary] = &[
         reader: Reader::User("PERFCTR_COUNTS"),
     },
 ];
+
+/// Atomic words as C knows them, which only reads them.
+const ATOMICS: [(&str, &str); 3] =
+    [("AtomicBool", "bool"), ("AtomicU32", "uint32_t"), ("AtomicU64", "uint64_t")];
 
 /// The header of the shared ABI.
 const ABI: &str = "shared-abi/include/perfctr_abi.h";
@@ -248,6 +253,7 @@ impl Boundary {
         // These structures are declared by the other header, so the generator does not know them.
         let shared = shared_abi::c_header::TYPES.iter();
         let shared = shared.map(|&(rust, c)| (rust.into(), format!("struct {c}")));
+        let atomics = ATOMICS.iter().map(|&(rust, c)| (rust.into(), c.into()));
         Config {
             language: Language::C,
             style: Style::Tag,
@@ -271,7 +277,7 @@ impl Boundary {
                 Reader::User(_) => DocumentationLength::Full,
             },
             export: ExportConfig {
-                rename: own.chain(shared).collect(),
+                rename: own.chain(shared).chain(atomics).collect(),
                 exclude: KERNEL_CALLS.iter().map(|&name| name.into()).collect(),
                 ..ExportConfig::default()
             },

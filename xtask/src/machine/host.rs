@@ -96,7 +96,9 @@ pub fn layer(
 /// Returns the command that runs the guest.
 fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     let [kernel, initrd] = ["kernel", "initrd"].map(|file| format!("/{GUEST}/{file}"));
-    let mut argv = vec!["qemu-system-x86_64".to_owned()];
+    // Limits of the memory that it locks hold for QEMU, as for a process that is not root's.
+    let limited = ["setpriv", "--bounding-set=-ipc_lock", "qemu-system-x86_64"];
+    let mut argv = limited.map(str::to_owned).to_vec();
     // This gives names to the vCPUs' threads, by which the disturber finds them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::artefacts::xen::Flavour;
 use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
@@ -95,6 +96,15 @@ pub fn migrate(report: &mut Report) -> Result<()> {
         spec.topology.memory_mib += 256;
         spec.timeout *= 4;
     }
+    report.program(spec, "tenants")
+}
+
+/// Boots a machine whose hypervisor asks its security policy who may use the PMU.
+pub fn labelled(report: &mut Report) -> Result<()> {
+    let mut spec = spec("pv-amd", "1", &["/work/tenants", "labelled"])?;
+    let hypervisor = spec.hypervisor()?;
+    hypervisor.flavour = Flavour::Flask;
+    hypervisor.add("flask=enforcing");
     report.program(spec, "tenants")
 }
 
@@ -206,7 +216,20 @@ pub fn with_tenant(
     program: &str,
     further: &[(String, PathBuf)],
 ) -> Result<Spec> {
+    with_tenant_of(None, kind, command, program, further)
+}
+
+/// Describes such a run in which the control domain and the tenant have this version of Linux, or
+/// the usual one.
+pub fn with_tenant_of(
+    linux: Option<&str>,
+    kind: &str,
+    command: &[&str],
+    program: &str,
+    further: &[(String, PathBuf)],
+) -> Result<Spec> {
     let mut spec = Spec::new("pvh", command)?;
+    spec.linux = linux.map(str::to_owned);
     spec.timeout = Duration::from_secs(1_800);
     add_tenant(&mut spec, program, further)?;
     if kind == "hvm" {

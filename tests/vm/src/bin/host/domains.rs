@@ -32,6 +32,26 @@ pub fn locked_kib(process: Pid) -> Result<Vec<u64>> {
     Ok(vec![kib.context("no VmLck")?.parse()?])
 }
 
+/// Returns how many pages of the host are pinned (`FOLL_PIN`), as its kernel counts them.
+pub fn pinned() -> Result<Vec<u64>> {
+    // This adds up what each CPU has counted by itself.
+    fs::write("/proc/sys/vm/stat_refresh", "1").context("stat_refresh")?;
+    let all = fs::read_to_string("/proc/vmstat")?;
+    let of = |key: &str| -> Result<u64> {
+        let value = all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+        Ok(value.with_context(|| key.to_owned())?.parse()?)
+    };
+    Ok(vec![of("nr_foll_pin_acquired")?.wrapping_sub(of("nr_foll_pin_released")?)])
+}
+
+/// Limits how much memory the process may lock. Unit: KiB.
+pub fn limit_locked_kib(process: Pid, kib: u64) -> Result<Vec<u64>> {
+    let limit = format!("--memlock={}", kib * 1024);
+    let status = Command::new("prlimit").args(["--pid", &process.to_string(), &limit]).status()?;
+    ensure!(status.success(), "prlimit: {status}");
+    Ok(Vec::new())
+}
+
 /// Returns for each machine whether it is this process's, and whether it may count.
 pub fn list(process: Pid) -> Result<Vec<u64>> {
     let domains = json(&["list", "--json"])?;

@@ -119,6 +119,10 @@ impl<'a> Server<'a> {
                 }),
                 Request::Limits => outcome_of(domains::limits()),
                 Request::Locked => outcome_of(domains::locked_kib(self.guest.process())),
+                Request::Pinned => outcome_of(domains::pinned()),
+                Request::LimitLocked { kib } => {
+                    outcome_of(domains::limit_locked_kib(self.guest.process(), kib))
+                }
                 Request::Stopped => outcome_of(self.read_registers()),
                 Request::Reused => outcome_of(reused::allow()),
                 Request::Domains => outcome_of(domains::list(self.guest.process())),

@@ -44,6 +44,9 @@ const LOOK_MAX: u64 = 1_000_000;
 /// The module's parameter.
 const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 
+/// The file with the kernel's version.
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
+
 /// How often a user starts and ends counting while switches are watched, and how often the watch
 /// ends in between.
 const COMINGS: u32 = 10;
@@ -77,6 +80,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     }
     check("a session says that counts of the kernel are not the caller's", named_refusal());
     check("the parameter paranoid is honoured at each level", paranoid());
+    check("what perf refuses is refused where a module can ask perf", perfs_policy());
     Ok(())
 }
 
@@ -132,15 +136,52 @@ const LEVELS: [(&str, bool, bool); 4] =
     [("-1", true, true), ("1", true, true), ("2", true, false), ("3", false, false)];
 
 fn paranoid() -> Result<()> {
-    let before = fs::read_to_string(PARANOID).context(PARANOID)?;
-    let outcome = LEVELS.iter().try_for_each(|&(level, user, kernel)| {
-        fs::write(PARANOID, level)?;
+    // Then perf lets everybody count everything.
+    with(perf::PARANOID, "-1", || {
+        LEVELS.iter().try_for_each(|&(level, user, kernel)| levels(level, user, kernel))
+    })
+}
+
+/// Tests a level of perf's own that is stricter than the module's. It binds who counts the kernel
+/// where a module can ask perf. There is no kernel where it binds who counts user mode.
+fn perfs_policy() -> Result<()> {
+    for (level, bound) in [("1", false), ("2", true), ("3", true)] {
+        let kernel = !(bound && can_ask_perf()?);
+        with(perf::PARANOID, level, || levels("-1", true, kernel))
+            .with_context(|| format!("perf's level {level}"))?;
+    }
+    Ok(())
+}
+
+/// Returns whether this kernel lets a module ask perf who may count the kernel, as it does from
+/// Linux 6.15 on.
+fn can_ask_perf() -> Result<bool> {
+    let release = fs::read_to_string(RELEASE).context(RELEASE)?;
+    let numbers: Vec<u32> = release
+        .split(|c: char| !c.is_ascii_digit())
+        .take(2)
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .context(release)?;
+    Ok(numbers >= vec![6, 15])
+}
+
+/// Writes this to a file while it is `tested`.
+fn with(path: &str, text: &str, tested: impl FnOnce() -> Result<()>) -> Result<()> {
+    let before = fs::read_to_string(path).with_context(|| path.to_owned())?;
+    fs::write(path, text).with_context(|| path.to_owned())?;
+    let outcome = tested();
+    fs::write(path, before).with_context(|| path.to_owned())?;
+    outcome
+}
+
+/// Checks what users and the administrator may count at a level of the module's.
+fn levels(level: &str, user: bool, kernel: bool) -> Result<()> {
+    with(PARANOID, level, || {
         as_user(NOBODY, || may(USER, user).and_then(|()| may(KERNEL, kernel)))
             .and_then(|()| may(KERNEL, true).context("the administrator"))
-            .with_context(|| format!("level {level}"))
-    });
-    fs::write(PARANOID, before)?;
-    outcome
+    })
+    .with_context(|| format!("level {level}"))
 }
 
 /// Checks whether the caller may count this.

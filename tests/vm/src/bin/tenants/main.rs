@@ -12,8 +12,10 @@ mod events;
 mod frames;
 mod held;
 mod inside;
+mod labelled;
 mod limited;
 mod peek;
+mod pinned;
 mod program;
 mod registers;
 mod roam;
@@ -36,6 +38,8 @@ enum Role {
     /// Creates PVH tenants: one that tests itself, one that names frames which are no memory of its
     /// own, and one that may not count, beside a PV one and a PVH one that do.
     Pvh,
+    /// Creates tenants to which the host's security policy denies the PMU, and one that counts.
+    Labelled,
     /// Creates a PVH tenant and a PV one, saves, restores and migrates them, and gives them other
     /// memory and vCPUs, while they count.
     Migrate,
@@ -82,6 +86,7 @@ fn main() -> Result<ExitCode> {
     match Role::parse() {
         Role::Control(options) => control::run(&options),
         Role::Pvh => peek::control(),
+        Role::Labelled => labelled::control(),
         Role::Migrate => roam::control(),
         Role::Emigration { saved } => emigrant::leaves(&saved),
         Role::Immigration { saved, without_driver: false } => emigrant::arrives(&saved),

@@ -30,6 +30,7 @@ use zerocopy::IntoBytes;
 
 use crate::control::exact;
 use crate::counting::{CROSSED, Domain};
+use crate::pinned::{self, PAGE_KIB};
 
 /// The number of regions that each of the second guest's threads measures.
 const REGIONS: u64 = 500;
@@ -37,8 +38,6 @@ const REGIONS: u64 = 500;
 const REFUSALS: u64 = 5_000;
 /// The select word of retired instructions in user mode (APM volume 2, PerfEvtSeln).
 const INSTRUCTIONS_OF_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
-/// The memory that each vCPU has pinned.
-const PAGE_KIB: u64 = 4;
 /// How long it may take until a vCPU counts.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of general counters of the processor.
@@ -62,6 +61,7 @@ pub fn run() -> Result<ExitCode> {
     turns(&mut tally, &kvm)?;
     policy(&mut tally, &kvm)?;
     accounted(&mut tally, &kvm)?;
+    pinned::run(&mut tally, &kvm)?;
     is_not_switched_while_stopped(&mut tally, &kvm)?;
     loses_a_cpu(&mut tally, &kvm)?;
     let errors = kvm.allow_after_reuse()?;
