@@ -17,25 +17,21 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, value_parser};
 use perfctr::CAPS_SAMPLING;
 use perfctr::host::{Domain, Host, Limits};
-use perfctr_gate::text::harmless;
 use serde_json::{Value, json};
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
-use self::names::{Name, name_of_process};
 use self::policy::{Policy, Sight};
 use crate::accounts;
 use crate::events::{EventList, EventParser};
 use crate::examples;
 use crate::text::{document, print, print_note};
 
-pub use self::names::{Names, names_of_xl};
+pub use self::names::{Name, Names, name_of_process, names_of_xl};
 
-const PROC: &str = "/proc";
+pub const PROC: &str = "/proc";
 /// How often `perfctr domains apply` looks for new machines. A machine that is restored has to be
 /// allowed while its memory is read, before it goes on.
 const LOOK: Duration = Duration::from_millis(100);
-/// The text behind a name that somebody other than root may have given.
-const UNVERIFIED: &str = " (unverified)";
 
 /// The options of `perfctr domains`.
 #[derive(Debug, Args)]
@@ -287,9 +283,7 @@ fn table(domains: &[Domain], names: &Known) -> String {
         format!("{:>8}  {:<9}  {:>8}  {:>6}  name\n", "number", "may count", "counters", "rate");
     for domain in domains {
         let allowed = if domain.allowed { "yes" } else { "no" };
-        let name = names.get(&domain.id).map_or_else(String::new, |name| {
-            harmless(&name.text) + if name.verified { "" } else { UNVERIFIED }
-        });
+        let name = names.get(&domain.id).map_or_else(String::new, Name::shown);
         let limit = |number| if number == 0 { "-".to_owned() } else { format!("{number}") };
         let [counters, rate] = [domain.limits.counters, domain.limits.overflows_per_ms].map(limit);
         let limits = format!("{counters:>8}  {rate:>6}");

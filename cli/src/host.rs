@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Collects the samples of a Xen host, in its control domain: the hypervisor writes samples into
-//! rings, and this module takes them.
+//! Collects the samples of a host. On a Xen host, in its control domain, the hypervisor writes
+//! samples into rings, and this module takes them. What a KVM host adds is in `record/kvm`.
 
 mod names;
 mod taker;
@@ -15,7 +15,7 @@ use perfctr::{Error, Event};
 use perfctr_gate::text::harmless;
 use shared_abi::read::Counters;
 
-use self::taker::{Taken, Taker};
+pub use self::taker::{Taken, Taker};
 use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
 use crate::profile::{ClockOf, Frame, Layer, Module, Profile, SampleOrigin, Samples, Thread};
@@ -24,6 +24,37 @@ pub use self::names::{DomainFile, Hypervisor, Kernel, functions_of_kernel};
 
 /// The domain with the kernel whose functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
+
+/// Collects the samples of a host.
+pub trait Collects {
+    /// Begins to sample all physical CPUs, or only these.
+    fn begin(&mut self, event: Event, cpus: Option<&[u32]>, places: Places) -> Result<()>;
+
+    /// Takes the samples that there are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotSampled`]: sampling has ended. The samples until then are kept.
+    fn take(&mut self) -> Result<(), Error>;
+
+    /// Ends sampling, so that later events are not sampled, and takes the remaining samples.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`take`](Self::take).
+    fn end(&mut self) -> Result<(), Error>;
+
+    /// Returns the profile of the samples since the last one.
+    fn profile(&mut self) -> Profile;
+
+    /// Returns what the user has to know of the samples, one message in each line.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// The name of a KVM host's memory in which code is executed that is in no file.
+pub const ANONYMOUS: &str = "[anon]";
 
 /// When sampling began.
 struct Clock {
@@ -47,14 +78,14 @@ impl Clock {
 const NS_PER_SECOND: u128 = 1_000_000_000;
 
 /// Returns the time of this many ticks. Unit: ns.
-fn time(ticks: u64, per_second: u64) -> u64 {
+pub fn time(ticks: u64, per_second: u64) -> u64 {
     u64::try_from(u128::from(ticks) * NS_PER_SECOND / u128::from(per_second.max(1)))
         .unwrap_or(u64::MAX)
 }
 
-/// Collects the samples of a host.
+/// Collects the samples of a Xen host.
 pub struct Collector {
-    taker: Option<Taker>,
+    taker: Option<Taker<HostSamples>>,
     clock: Clock,
     modules: Modules,
     names: DomainNames,
@@ -84,53 +115,11 @@ impl Collector {
 
     /// Names the functions of a domain's kernel by this list.
     pub fn name_kernel(&mut self, list: &DomainFile) -> Result<()> {
-        self.modules.kernels.insert(list.domain, Kernel::of_list(list)?);
+        self.modules.lists.push((list.clone(), Kernel::of_list(list)?));
         Ok(())
     }
 
-    /// Begins to sample all physical CPUs, or only these.
-    pub fn begin(&mut self, event: Event, cpus: Option<&[u32]>, places: Places) -> Result<()> {
-        self.names.begin(names_of_xl);
-        self.clock = Clock::now();
-        let rings = HostSamples::start(Xen::open()?, event, cpus, places)?;
-        if let Some(host) = &mut self.profile.host {
-            host.cpus = rings.cpus().collect();
-            host.tsc = self.clock.tsc;
-            host.at_guests = places == Places::Guest;
-        }
-        self.taker = Some(Taker::new(rings)?);
-        Ok(())
-    }
-
-    /// Takes the samples that the hypervisor has written meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotSampled`]: sampling has ended. The samples until then are kept.
-    pub fn take(&mut self) -> Result<(), Error> {
-        while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
-            self.add_all(taken?);
-        }
-        // A domain may be gone before the profile is made.
-        self.names.look_up(&self.profile, names_of_xl);
-        self.clocks.look_up(&self.profile, clock_of);
-        Ok(())
-    }
-
-    /// Ends sampling, so that later events are not sampled, and takes the remaining samples.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`take`](Self::take).
-    pub fn end(&mut self) -> Result<(), Error> {
-        let Some(taker) = self.taker.take() else { return Ok(()) };
-        taker.end().into_iter().try_for_each(|taken| {
-            self.add_all(taken?);
-            Ok(())
-        })
-    }
-
-    fn add_all(&mut self, taken: Taken) {
+    fn add_all(&mut self, taken: Taken<HostSample>) {
         self.lost = taken.lost;
         taken.samples.iter().for_each(|sample| self.add(sample));
     }
@@ -145,9 +134,42 @@ impl Collector {
         let cpu = Some(sample.cpu);
         samples.add(SampleOrigin { cpu, ..SampleOrigin::new(thread, &[frame]) }, 1, Some(ticks));
     }
+}
 
-    /// Returns the profile of the samples since the last one.
-    pub fn profile(&mut self) -> Profile {
+impl Collects for Collector {
+    fn begin(&mut self, event: Event, cpus: Option<&[u32]>, places: Places) -> Result<()> {
+        self.names.begin(names_of_xl);
+        self.clock = Clock::now();
+        let rings = HostSamples::start(Xen::open()?, event, cpus, places)?;
+        if let Some(host) = &mut self.profile.host {
+            host.cpus = rings.cpus().collect();
+            host.tsc = self.clock.tsc;
+            host.at_guests = places == Places::Guest;
+        }
+        self.taker = Some(Taker::new(rings)?);
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<(), Error> {
+        while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
+            self.add_all(taken?);
+        }
+        // A domain may be gone before the profile is made.
+        self.names.look_up(&self.profile, names_of_xl);
+        self.clocks.look_up(domains(&self.profile.threads), clock_of);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        let Some(taker) = self.taker.take() else { return Ok(()) };
+        let (rest, _) = taker.end();
+        rest.into_iter().try_for_each(|taken| {
+            self.add_all(taken?);
+            Ok(())
+        })
+    }
+
+    fn profile(&mut self) -> Profile {
         let mut profile = self.samples.profile(&mut self.profile, self.lost);
         let per_second = self.clock.ticks_per_second();
         for ticks in profile.stacks.iter_mut().flat_map(|stack| &mut stack.times) {
@@ -155,10 +177,10 @@ impl Collector {
         }
         if let Some(host) = &mut profile.host {
             host.tsc_per_second = per_second;
-            host.clocks = self.clocks.of(&profile.threads, clock_of);
+            host.clocks = self.clocks.of(domains(&profile.threads), clock_of);
         }
-        profile.modules = self.modules.named(&profile);
         self.names.name(&mut profile, names_of_xl);
+        profile.modules = self.modules.named(&profile);
         profile
     }
 }
@@ -203,19 +225,23 @@ impl DomainNames {
 /// The time-stamp counters of domains, which are looked up when a domain is new. They are kept when
 /// a domain is gone.
 #[derive(Default)]
-struct Clocks(BTreeMap<u32, Option<DomainClock>>);
+pub struct Clocks(BTreeMap<u32, Option<DomainClock>>);
 
 impl Clocks {
-    /// Looks up the counter of each domain that is new in the profile.
-    fn look_up(&mut self, profile: &Profile, ask: impl Fn(u32) -> Option<DomainClock>) {
-        for domain in domains(&profile.threads) {
+    /// Looks up the counter of each of these domains that is new.
+    pub fn look_up(&mut self, domains: BTreeSet<u32>, ask: impl Fn(u32) -> Option<DomainClock>) {
+        for domain in domains {
             self.0.entry(domain).or_insert_with(|| ask(domain));
         }
     }
 
     /// Returns the counters of these domains. One that has changed meanwhile is left out: the
     /// domain has written to its counter, and it is not known when.
-    fn of(&mut self, threads: &[Thread], ask: impl Fn(u32) -> Option<DomainClock>) -> Vec<ClockOf> {
+    pub fn of(
+        &mut self,
+        domains: BTreeSet<u32>,
+        ask: impl Fn(u32) -> Option<DomainClock>,
+    ) -> Vec<ClockOf> {
         let of = |domain| {
             let now = ask(domain);
             let known = *self.0.entry(domain).or_insert(now);
@@ -223,7 +249,7 @@ impl Clocks {
             let DomainClock { offset, scale, fraction_bits, .. } = clock;
             Some(ClockOf { domain, offset, scale, fraction_bits })
         };
-        domains(threads).into_iter().filter_map(of).collect()
+        domains.into_iter().filter_map(of).collect()
     }
 }
 
@@ -241,16 +267,18 @@ fn clock_of(domain: u32) -> Option<DomainClock> {
 /// The places of samples, in the order in which they were found.
 struct Modules {
     hypervisor: Hypervisor,
-    /// Those domains' kernels whose functions are known.
-    kernels: BTreeMap<u32, Kernel>,
+    /// The control domain's kernel.
+    own: Kernel,
+    /// The lists of other domains' kernels.
+    lists: Vec<(DomainFile, Kernel)>,
     found: Vec<(Mode, u32)>,
     indices: HashMap<(Mode, u32), u32>,
 }
 
 impl Modules {
     fn new(hypervisor: Hypervisor) -> Self {
-        let kernels = BTreeMap::from([(CONTROL_DOMAIN, Kernel::default())]);
-        Self { hypervisor, kernels, found: Vec::new(), indices: HashMap::new() }
+        let (own, lists) = (Kernel::default(), Vec::new());
+        Self { hypervisor, own, lists, found: Vec::new(), indices: HashMap::new() }
     }
 
     /// Returns the index of a sample's module.
@@ -280,14 +308,27 @@ impl Modules {
                 Mode::User | Mode::ForUser => place(user_mode_of(domain)),
                 other => place(format!("[{other:?} of domain {domain}]")),
             };
-            if let (Mode::Kernel | Mode::ForKernel, Some(own)) = (mode, self.kernels.get(&domain)) {
-                module.symbols = own.functions(&addresses);
+            let kernel = kernel_in(&self.lists, profile, domain);
+            let kernel = kernel.or((domain == CONTROL_DOMAIN).then_some(&self.own));
+            if let (Mode::Kernel | Mode::ForKernel, Some(kernel)) = (mode, kernel) {
+                module.symbols = kernel.functions(&addresses);
             }
             module.layer = Some(layer_of(mode));
             module
         };
         self.found.iter().enumerate().map(module).collect()
     }
+}
+
+/// Returns the kernel of a domain, by the list that the user has given for it. The profile has the
+/// names of domains.
+pub fn kernel_in<'a>(
+    lists: &'a [(DomainFile, Kernel)],
+    profile: &Profile,
+    domain: u32,
+) -> Option<&'a Kernel> {
+    let of = lists.iter().find(|(list, _)| list.is_of(profile, domain));
+    of.map(|(_, kernel)| kernel)
 }
 
 /// Returns the layer that executes in a mode.

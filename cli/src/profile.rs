@@ -120,6 +120,21 @@ pub struct Host {
     /// The time-stamp counters of the domains that were sampled, as far as they are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clocks: Vec<ClockOf>,
+    /// What only a KVM host has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kvm: Option<KvmHost>,
+}
+
+/// What only the profile of a KVM host has. There a domain's number is that of the process which
+/// has made the machine. Domain 0 is the host itself, whose threads are known. So are the threads
+/// of a machine's process that are no virtual CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvmHost {
+    /// By how much the samples' times may be wrong. Unit: ns.
+    pub clock_error: u64,
+    /// The samples that are missing because others used the counters, which is an estimate, and
+    /// those that the kernel has not taken.
+    pub missing: u64,
 }
 
 /// The time-stamp counter that a domain reads: `offset + (scale * host >> fraction_bits)`.
@@ -392,7 +407,10 @@ impl Profile {
 
     /// Returns the noun for its threads.
     pub fn thread_noun(&self) -> &'static str {
-        if self.host.is_some() { "vCPU" } else { "thread" }
+        match &self.host {
+            Some(Host { kvm: None, .. }) => "vCPU",
+            _ => "thread",
+        }
     }
 
     /// Returns the name of a thread.
@@ -422,10 +440,12 @@ impl Profile {
     }
 
     /// Returns how many further samples there should be: one for each period that threads have
-    /// completed without a sample, and the lost ones.
+    /// completed without a sample, and those that are known to be lost.
     pub fn missed(&self) -> u64 {
         let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
-        ended.saturating_sub(self.samples()).saturating_add(self.lost)
+        let kvm = self.host.as_ref().and_then(|host| host.kvm);
+        let missing = self.lost.saturating_add(kvm.map_or(0, |kvm| kvm.missing));
+        ended.saturating_sub(self.samples()).saturating_add(missing)
     }
 
     /// Adds to each thread's count the events for which its samples stand. This is for profiles
@@ -712,6 +732,7 @@ mod tests {
             tsc_per_second: 1,
             at_guests: true,
             clocks: vec![ClockOf { domain: 3, offset: u64::MAX, scale: 0, fraction_bits: 0 }],
+            kvm: Some(KvmHost { clock_error: 7, missing: 3 }),
         });
         of_host.modules[0].layer = Some(Layer::Hypervisor);
         of_host.modules[0].symbols = vec![Symbol { start: 1, end: u64::MAX, name: "f".into() }];

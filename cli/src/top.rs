@@ -27,6 +27,7 @@ use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::live::{How, Live, Thread, Threads};
 use crate::program::{Signals, limits};
+use crate::record::kvm;
 use crate::report::Key;
 use crate::stat::{Count, estimate};
 use crate::text::print;
@@ -35,8 +36,8 @@ use crate::text::print;
 #[derive(Debug, Args)]
 pub struct Options {
     /// Events, separated by commas. `perfctr list` shows their names. Functions are found by
-    /// samples of one event: of programs in user mode, and of a host in all modes, in Xen's ring 0
-    /// only (`cycles:k`) or outside of it (`cycles:u`).
+    /// samples of one event: of programs in user mode, and of a host in all modes, in kernels only
+    /// (`cycles:k`, on a Xen host in Xen's ring 0) or in user mode (`cycles:u`, outside of it).
     #[arg(
         short,
         long,
@@ -59,8 +60,9 @@ pub struct Options {
     /// that is.
     #[arg(short, long, group = "sampled", conflicts_with = "cpus")]
     functions: bool,
-    /// Samples the Xen host that this is the control domain of, and shows which domains execute
-    /// which functions. Xen's option `perfctr=profile` lets it.
+    /// Samples the host, and shows which domains execute which functions. In the control domain of
+    /// a Xen host, Xen's option `perfctr=profile` lets it. On a KVM host, root may do it while no
+    /// virtual machine counts.
     #[arg(long, group = "sampled", conflicts_with_all = ["pid", "cpus"])]
     host: bool,
     /// Takes a sample after each period of this many events; an event's own `/period=N/` comes
@@ -304,7 +306,8 @@ impl Screen for Watch {
 /// Runs `perfctr top`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     match (options.host, options.functions) {
-        (true, _) => show(options, &mut sampled::of_host(options)?),
+        (true, _) if kvm::is_here() => show(options, &mut sampled::of_kvm(options)?),
+        (true, _) => show(options, &mut sampled::of_xen(options)?),
         (_, true) => show(options, &mut sampled::of_programs(options)?),
         _ => show(options, &mut Watch::open(options)?),
     }

@@ -10,6 +10,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use perfctr_gate::text::harmless;
+
 /// The names that Xen's toolstack has given domains, by their numbers.
 pub type Names = HashMap<u32, String>;
 
@@ -24,7 +26,15 @@ pub struct Name {
     pub verified: bool,
 }
 
+/// The text behind a name that somebody other than root may have given.
+const UNVERIFIED: &str = " (unverified)";
+
 impl Name {
+    /// Returns the name as it is shown.
+    pub fn shown(&self) -> String {
+        harmless(&self.text) + if self.verified { "" } else { UNVERIFIED }
+    }
+
     /// Gives a domain of Xen that migrates to this host the name that it will have: until it goes
     /// on, `xl` calls it otherwise.
     pub fn arrive(&mut self) {

@@ -2,6 +2,8 @@
 //! Brings the time-stamp counter of the host's samples and the clock of a guest's records to one
 //! axis.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use nix::time::{ClockId, clock_gettime};
 use perfctr::rdpmc::Hardware;
@@ -35,6 +37,51 @@ impl Moment {
         };
         let read: Vec<Self> = (0..attempts).map(read).collect::<Result<_>>()?;
         read.into_iter().min_by_key(|moment| moment.within).context("no attempts")
+    }
+}
+
+/// How often both clocks are read in a row, at the beginning and at the end, and in between.
+const ATTEMPTS: u32 = 100;
+const ATTEMPTS_BETWEEN: u32 = 3;
+/// The time between two moments that are kept. Of all that were read meanwhile, the most exact one
+/// is kept.
+const KEPT_EACH: Duration = Duration::from_secs(1);
+
+/// The moments of a recording.
+#[derive(Debug)]
+pub struct Moments {
+    all: Vec<Moment>,
+    /// The most exact moment since the last one that was kept.
+    next: Option<Moment>,
+    kept: Instant,
+}
+
+impl Moments {
+    /// Reads the first moment.
+    pub fn begin() -> Result<Self> {
+        let all = vec![Moment::now(ATTEMPTS)?];
+        Ok(Self { all, next: None, kept: Instant::now() })
+    }
+
+    /// Reads a further moment, which is kept if it is the most exact one of a second.
+    pub fn tick(&mut self) -> Result<()> {
+        let now = Moment::now(ATTEMPTS_BETWEEN)?;
+        let better = |best: &Moment| now.within < best.within;
+        if self.next.as_ref().is_none_or(better) {
+            self.next = Some(now);
+        }
+        if self.kept.elapsed() >= KEPT_EACH {
+            self.all.extend(self.next.take());
+            self.kept = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Returns all moments, with one more that is read now.
+    pub fn until_now(&self) -> Result<Vec<Moment>> {
+        let mut all = self.all.clone();
+        all.push(Moment::now(ATTEMPTS)?);
+        Ok(all)
     }
 }
 
@@ -75,6 +122,17 @@ impl Clock {
             (_, last) if last.tsc == tsc => Some(last.ns),
             (before, last) => Some(between(&self.moments[before?], last, tsc)),
         }
+    }
+
+    /// Returns the value of the counter at this time of the records' clock. Before the first moment
+    /// and after the last one, this is the moment's.
+    pub fn tsc(&self, ns: u64) -> u64 {
+        let after = self.moments.partition_point(|moment| moment.ns < ns);
+        let Some(last) = self.moments.get(after) else { return self.span()[1] };
+        let Some(first) = after.checked_sub(1).map(|n| self.moments[n]) else { return last.tsc };
+        let ticks = u128::from(ns - first.ns) * u128::from(last.tsc - first.tsc);
+        // It is not larger than the difference of the two.
+        first.tsc + ticks.div_ceil(u128::from(last.ns - first.ns)) as u64
     }
 
     /// Returns by how much [`ns`](Self::ns) may be wrong, unit: ns.
@@ -118,6 +176,31 @@ mod tests {
         assert_eq!(found, [&[None][..], &known, &[None]].concat()[..]);
         assert_eq!(clock.ticks_per_second(), 2_000_000_000);
         assert_eq!((clock.error(), clock.span()), (3 + 2, [1_000, 7_000]));
+    }
+
+    #[test]
+    fn the_counter_is_found_by_the_time() {
+        let clock = Clock::new(moments(&[(1_000, 50, 2), (3_000, 1_050, 6), (7_000, 3_050, 4)]));
+        let clock = clock.unwrap();
+        for (ns, tsc) in [(0, 1_000), (50, 1_000), (51, 1_002), (1_050, 3_000), (2_050, 5_000)] {
+            assert_eq!(clock.tsc(ns), tsc, "{ns}");
+        }
+        assert_eq!([3_050, 9_999].map(|ns| clock.tsc(ns)), [7_000; 2]);
+        let slow = Clock::new(moments(&[(1, 50, 0), (4, 1_050, 0)])).unwrap();
+        for ns in 50..1_050 {
+            assert!(slow.ns(slow.tsc(ns)).unwrap() >= ns, "{ns}");
+        }
+    }
+
+    #[test]
+    fn the_moments_of_a_recording_are_a_clock() {
+        let mut moments = Moments::begin().unwrap();
+        moments.tick().unwrap();
+        moments.kept -= KEPT_EACH;
+        moments.tick().unwrap();
+        let all = moments.until_now().unwrap();
+        assert_eq!(all.len(), 3, "of two ticks in a second one is kept");
+        Clock::new(all).unwrap();
     }
 
     #[test]

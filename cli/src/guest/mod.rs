@@ -83,8 +83,9 @@ impl Display for Found {
 /// record --names` has written there.
 pub fn join(profile: &mut Profile, guest: &DomainFile) -> Result<Found> {
     let mut read = || {
+        let domain = guest.number(profile)?;
         let mut file = BufReader::new(fs::File::open(&guest.file)?);
-        add(profile, guest.domain, &mut Opened::new(&mut file)?)
+        add(profile, domain, &mut Opened::new(&mut file)?)
     };
     read().with_context(|| {
         let file = guest.file.display();
@@ -105,10 +106,11 @@ fn add(
     let clock = Clock::new(about.moments.clone())?;
     let counter = counter(&about, host, domain)?;
     check(&clock, counter, host)?;
+    let error = clock.error().saturating_add(host.kvm.map_or(0, |kvm| kvm.clock_error));
     let asked = Asked::of(profile, domain, &clock, counter)?;
     let describe = |path: &OsStr, id: Option<String>| describe(&about, domain, path, id);
-    let Answers { each, files } = answer(opened, &asked.questions, clock.error(), describe)?;
-    let mut joined = Joined::new(profile, domain, label, clock.error());
+    let Answers { each, files } = answer(opened, &asked.questions, error, describe)?;
+    let mut joined = Joined::new(profile, domain, label, error);
     for &(stack, n) in &asked.outside {
         joined.sample(stack, n, &Answer::default(), &files);
         joined.found.outside += 1;
@@ -128,6 +130,12 @@ fn counter(about: &About, host: &Host, domain: u32) -> Result<DomainClock> {
         return Ok(known.clock());
     }
     let kind = about.kind.as_deref().unwrap_or("none");
+    ensure!(
+        host.kvm.is_none(),
+        "the profile does not say which time-stamp counter machine {domain} has read: KVM has \
+         changed it while the host was sampled, or its virtual CPUs have different ones, or \
+         /sys/kernel/debug was not there"
+    );
     ensure!(
         kind == PV,
         "the profile does not say which time-stamp counter domain {domain} has read, whose kind is \

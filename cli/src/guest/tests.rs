@@ -130,6 +130,7 @@ fn host(samples: &[(HostPlace, u64)]) -> Profile {
         tsc_per_second: 1_000_000_000,
         at_guests: false,
         clocks: Vec::new(),
+        kvm: None,
     });
     let mut collected = Samples::default();
     for &((domain, vcpu, address, layer), time) in samples {

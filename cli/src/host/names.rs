@@ -12,7 +12,7 @@ use perfctr::host::Xen;
 
 use crate::elf::{Facts, to_hex};
 use crate::machine;
-use crate::profile::{Host, Module, Symbol};
+use crate::profile::{Host, Module, Profile, Symbol};
 use crate::text::print_note;
 
 /// The directories in which Xen's file is looked for.
@@ -37,7 +37,10 @@ impl Hypervisor {
     /// Finds out which Xen this is. The names of its functions will be those that Xen itself gives.
     pub fn here() -> Result<Self> {
         let here = machine::Hypervisor::here().filter(machine::Hypervisor::is_xen);
-        let here = here.context("there is no Xen here: a host is sampled in its control domain")?;
+        let here = here.context(
+            "there is neither Xen nor /dev/kvm here: a host is sampled in Xen's control domain, or \
+             by root on a KVM host",
+        )?;
         let name = format!("Xen {}", here.version.unwrap_or_default()).trim_end().to_owned();
         let build_id = fs::read(BUILD_ID).ok();
         let build_id = build_id.filter(|id| !id.is_empty() && !id.starts_with(DENIED));
@@ -83,6 +86,7 @@ impl Hypervisor {
             tsc_per_second: 0,
             at_guests: false,
             clocks: Vec::new(),
+            kvm: None,
         }
     }
 
@@ -135,10 +139,10 @@ fn candidates() -> Vec<PathBuf> {
     paths
 }
 
-/// A domain's number, and a file that was made there: `DOMAIN=FILE`.
+/// A domain's number or name, and a file that was made there: `DOMAIN=FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainFile {
-    pub domain: u32,
+    domain: String,
     pub file: PathBuf,
 }
 
@@ -146,11 +150,37 @@ impl FromStr for DomainFile {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('=');
-        let parts = parts.and_then(|(domain, file)| Some((domain.parse().ok()?, file)));
-        match parts {
-            Some((domain, file)) if !file.is_empty() => Ok(Self { domain, file: file.into() }),
-            _ => Err(format!("`{text}` found, a domain's number and a file like 3=FILE expected")),
+        match text.split_once('=') {
+            Some((domain, file)) if !domain.is_empty() && !file.is_empty() => {
+                Ok(Self { domain: domain.to_owned(), file: file.into() })
+            }
+            _ => Err(format!(
+                "`{text}` found, a domain's number or name and a file like 3=FILE expected"
+            )),
+        }
+    }
+}
+
+impl DomainFile {
+    /// Returns the number of the domain, which has samples in this profile.
+    pub fn number(&self, profile: &Profile) -> Result<u32> {
+        let name = &self.domain;
+        let domains: BTreeSet<u32> = profile.threads.iter().map(|thread| thread.pid).collect();
+        let own: Vec<u32> =
+            domains.into_iter().filter(|&domain| self.is_of(profile, domain)).collect();
+        match *own {
+            [number] => Ok(number),
+            [] => bail!("the profile has no samples of domain {name}"),
+            _ => bail!("domain {name}: {} domains have this name, expected a number", own.len()),
+        }
+    }
+
+    /// Returns whether the file is of this domain of the profile.
+    pub fn is_of(&self, profile: &Profile, domain: u32) -> bool {
+        let mut threads = profile.threads.iter().filter(|thread| thread.pid == domain);
+        match self.domain.parse::<u32>() {
+            Ok(number) => number == domain,
+            Err(_) => threads.any(|thread| thread.name == self.domain),
         }
     }
 }
@@ -255,6 +285,7 @@ fn parse(text: &[u8]) -> Vec<(u64, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::Thread;
 
     fn symbol(start: u64, end: u64, name: &str) -> Symbol {
         Symbol { start, end, name: name.to_owned() }
@@ -294,17 +325,34 @@ mod tests {
         let list: DomainFile = format!("3={}", file.display()).parse().unwrap();
         fs::write(&file, "10 T a\n20 t b\n30 T end\n").unwrap();
         let named = Kernel::of_list(&list).unwrap().functions(&BTreeSet::from([0x2f]));
-        assert_eq!((list.domain, named), (3, vec![symbol(0x20, 0x30, "b")]));
+        assert_eq!((&*list.domain, named), ("3", vec![symbol(0x20, 0x30, "b")]));
         fs::write(&file, "0000000000000000 T hidden\n").unwrap();
         let error = Kernel::of_list(&list).err().unwrap().to_string();
         fs::remove_file(&file).unwrap();
         assert!(error.contains("no functions with addresses found"), "{error}");
         let error = format!("{:#}", Kernel::of_list(&list).err().unwrap());
         assert!(error.contains("No such file"), "{error}");
-        for wrong in ["", "3", "3=", "=/x", "web=/x", "-1=/x"] {
+        for wrong in ["", "3", "3=", "=/x"] {
             let error = wrong.parse::<DomainFile>().unwrap_err();
             assert!(error.starts_with(&format!("`{wrong}` found")), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_is_of_the_domain_with_its_number_or_its_name() {
+        let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
+        for (pid, name) in [(3, "web"), (3, "web"), (4, "5"), (6, "twin"), (7, "twin")] {
+            let name = name.to_owned();
+            profile.threads.push(Thread { tid: 0, pid, name, count: 0, task: None });
+        }
+        let number = |text: &str| {
+            let file: DomainFile = format!("{text}=/x").parse().unwrap();
+            file.number(&profile).map_err(|error| error.to_string())
+        };
+        assert_eq!((number("web"), number("3"), number("7")), (Ok(3), Ok(3), Ok(7)));
+        assert!(number("5").unwrap_err().contains("no samples of domain 5"), "a number is no name");
+        assert!(number("we").unwrap_err().contains("no samples of domain we"));
+        assert!(number("twin").unwrap_err().contains("2 domains have this name"));
     }
 
     #[test]

@@ -11,28 +11,79 @@ use std::thread::{self, JoinHandle};
 use nix::sys::signal::SigSet;
 use perfctr::Error;
 use perfctr::host::{HostSample, HostSamples};
+use perfctr::watch::{MachineSample, MachineSamples};
 
 use crate::program::LOOK;
+
+/// A host's rings of samples.
+pub trait Rings: Send + 'static {
+    type Sample: Send;
+
+    /// Takes the samples that there are.
+    fn take(&mut self) -> Result<Vec<Self::Sample>, Error>;
+
+    /// Returns how many samples were lost since the beginning.
+    fn lost(&self) -> u64;
+
+    /// Ends sampling. The samples that remain are taken afterwards.
+    fn stop(&mut self) -> Result<(), Error>;
+}
+
+impl Rings for HostSamples {
+    type Sample = HostSample;
+
+    fn take(&mut self) -> Result<Vec<HostSample>, Error> {
+        Self::take(self)
+    }
+
+    fn lost(&self) -> u64 {
+        Self::lost(self)
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        // Xen forgets its samples when sampling ends, so it ends when they have been taken.
+        Ok(())
+    }
+}
+
+impl Rings for MachineSamples {
+    type Sample = MachineSample;
+
+    fn take(&mut self) -> Result<Vec<MachineSample>, Error> {
+        Self::take(self)
+    }
+
+    fn lost(&self) -> u64 {
+        Self::lost(self)
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        Self::stop(self)
+    }
+}
 
 /// The number of samples that are kept until they are fetched. If there are more, sampling ends.
 const KEPT_MAX: usize = 6_000;
 
 /// The samples that were taken at once.
-pub struct Taken {
-    pub samples: Vec<HostSample>,
+pub struct Taken<S> {
+    pub samples: Vec<S>,
     /// How many samples were lost since the beginning.
     pub lost: u64,
 }
 
+/// What was taken at once, or why there is no more.
+pub type Outcome<S> = Result<Taken<S>, Error>;
+
 /// The thread, and the samples that it has taken.
-pub struct Taker {
-    taken: Receiver<Result<Taken, Error>>,
+pub struct Taker<R: Rings> {
+    taken: Receiver<Outcome<R::Sample>>,
     ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<R>>,
 }
 
-impl Taker {
-    pub fn new(rings: HostSamples) -> io::Result<Self> {
+impl<R: Rings> Taker<R> {
+    pub fn new(rings: R) -> io::Result<Self> {
         let (to, taken) = sync_channel(KEPT_MAX);
         let ends = Arc::new(AtomicBool::new(false));
         let asked = ends.clone();
@@ -42,38 +93,42 @@ impl Taker {
     }
 
     /// Returns the oldest samples that were not fetched yet.
-    pub fn next(&self) -> Option<Result<Taken, Error>> {
+    pub fn next(&self) -> Option<Outcome<R::Sample>> {
         self.taken.try_recv().ok()
     }
 
-    /// Ends sampling, and returns all samples that were not fetched yet.
-    pub fn end(self) -> Vec<Result<Taken, Error>> {
+    /// Ends sampling. Returns all samples that were not fetched yet, and the rings.
+    pub fn end(mut self) -> (Vec<Outcome<R::Sample>>, Option<R>) {
         self.ends.store(true, Ordering::Relaxed);
-        self.taken.iter().collect()
+        let rest = self.taken.iter().collect();
+        // A panic would have ended the process.
+        (rest, self.thread.take().and_then(|thread| thread.join().ok()))
     }
 }
 
-impl Drop for Taker {
+impl<R: Rings> Drop for Taker<R> {
     /// Waits until sampling has ended.
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         // The thread may wait for room.
         self.taken.iter().for_each(drop);
-        // The thread returns nothing, and a panic would have ended the process.
+        // A panic would have ended the process.
         self.thread.take().map(JoinHandle::join);
     }
 }
 
-fn take(mut rings: HostSamples, to: &SyncSender<Result<Taken, Error>>, ends: &AtomicBool) {
+fn take<R: Rings>(mut rings: R, to: &SyncSender<Outcome<R::Sample>>, ends: &AtomicBool) -> R {
     // Signals are for the thread that waits for them.
     SigSet::all().thread_block().ok();
     loop {
         // The samples that remain then are taken once more.
         let is_last = ends.load(Ordering::Relaxed);
-        let taken = rings.take().map(|samples| Taken { samples, lost: rings.lost() });
+        let stopped = if is_last { rings.stop() } else { Ok(()) };
+        let taken = stopped.and_then(|()| rings.take());
+        let taken = taken.map(|samples| Taken { samples, lost: rings.lost() });
         let is_last = is_last || taken.is_err();
         if to.send(taken).is_err() || is_last {
-            return;
+            return rings;
         }
         thread::sleep(LOOK);
     }

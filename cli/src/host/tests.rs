@@ -127,19 +127,18 @@ fn a_domains_counter_is_asked_for_when_it_is_new_and_left_out_if_it_changes() {
         for &domain in domains {
             samples.thread(&mut profile, domain, 0, String::new);
         }
-        profile
+        super::domains(&profile.threads)
     };
     let first = |domain: u32| {
         asked.set(asked.get() + 1);
         (domain != 5).then(|| DomainClock::shifted(domain.into()))
     };
-    clocks.look_up(&of(&[0, 3, IDLE_DOMAIN]), first);
-    clocks.look_up(&of(&[3, 4, 5]), first);
+    clocks.look_up(of(&[0, 3, IDLE_DOMAIN]), first);
+    clocks.look_up(of(&[3, 4, 5]), first);
     assert_eq!(asked.get(), 4);
     // Domain 3 has written to its counter, and domain 4 is gone.
     let last = |domain: u32| (domain != 4).then(|| DomainClock::shifted(domain as u64 / 3 * 7));
-    let threads = of(&[0, 3, 4, 5, 6, IDLE_DOMAIN]).threads;
-    let found = clocks.of(&threads, last);
+    let found = clocks.of(of(&[0, 3, 4, 5, 6, IDLE_DOMAIN]), last);
     let found: Vec<_> = found.iter().map(|clock| (clock.domain, clock.offset)).collect();
     assert_eq!(found, [(0, 0), (4, 4), (6, 14)]);
 }

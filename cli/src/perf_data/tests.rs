@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests that written files can be read, also by another reader, and that no file does harm.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
 
 use linux_perf_data::linux_perf_event_reader::{AttrFlags, EventRecord};
@@ -12,7 +12,10 @@ use anyhow::Result;
 use super::tasks::{Map, replace};
 use super::*;
 use crate::elf::{Facts, Segment};
-use crate::profile::{Branch, Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol, Thread};
+use crate::host::ANONYMOUS;
+use crate::profile::{
+    Branch, Frame, Host, KvmHost, Layer, Machine, Module, Profile, Stack, Symbol, Task, Thread,
+};
 
 /// The file that Debian's `perf record -e cpu-clock:u -c 1000003 -g` has written about a program
 /// whose `main` calls `g`, which calls `f`.
@@ -400,6 +403,7 @@ fn of_host(file: bool) -> Profile {
         tsc_per_second: 1_000_000_000,
         at_guests: false,
         clocks: Vec::new(),
+        kvm: None,
     });
     let symbol = |start, name: &str| Symbol { start, end: start + 0x20, name: name.into() };
     for (path, layer, address, symbols) in [
@@ -454,39 +458,58 @@ fn what_guests_cause_is_refused() {
 const XENS: u64 = 0xffff_82d0_4020_0000;
 const KERNELS: u64 = 0xffff_ffff_8100_0000;
 
+/// What a file has of a host: samples, functions of kernels, names of threads, and mapped code.
+/// Each begins with its mode.
+#[derive(Default)]
+struct OfHost {
+    samples: Vec<(u32, u64, i32, i32)>,
+    functions: Vec<(u32, u64, u32, String)>,
+    names: Vec<(u32, i32, String)>,
+    maps: Vec<(u32, i32, u64, u64, String)>,
+}
+
+impl OfHost {
+    fn read(file: &[u8]) -> Self {
+        let PerfFileReader { mut perf_file, mut record_iter } =
+            PerfFileReader::parse_file(Cursor::new(file)).unwrap();
+        assert_eq!(perf_file.nr_cpus().unwrap().unwrap().nr_cpus_online, 7);
+        let mut read = Self::default();
+        while let Some(record) = record_iter.next_record(&mut perf_file).unwrap() {
+            let PerfFileRecord::EventRecord { record, .. } = record else { continue };
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let mode = u32::from(record.misc) & perf::PERF_RECORD_MISC_CPUMODE_MASK;
+            if record.record_type.0 == perf::PERF_RECORD_KSYMBOL {
+                let bytes = record.data.as_slice();
+                let start = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                let size = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
+                let name = bytes[16..].split(|&byte| byte == 0).next().unwrap();
+                read.functions.push((mode, start, size, text(name)));
+                continue;
+            }
+            match record.parse().unwrap() {
+                EventRecord::Sample(sample) => {
+                    let [pid, tid] = [sample.pid, sample.tid].map(|n| n.unwrap());
+                    read.samples.push((mode, sample.ip.unwrap(), pid, tid));
+                    assert_eq!(sample.cpu, Some(6));
+                }
+                EventRecord::Comm(name) => {
+                    read.names.push((mode, name.tid, text(&name.name.as_slice())));
+                }
+                EventRecord::Mmap2(map) => {
+                    let path = text(&map.path.as_slice());
+                    read.maps.push((mode, map.pid, map.address, map.length, path));
+                }
+                _ => {}
+            }
+        }
+        read
+    }
+}
+
 #[test]
 fn domains_of_a_host_are_guests_beside_the_control_domain() {
     let file = encode(&[of_host(false)]).unwrap();
-    let PerfFileReader { mut perf_file, mut record_iter } =
-        PerfFileReader::parse_file(Cursor::new(&file)).unwrap();
-    assert_eq!(perf_file.nr_cpus().unwrap().unwrap().nr_cpus_online, 7);
-    let (mut found, mut functions, mut names, mut maps) = (vec![], vec![], vec![], vec![]);
-    while let Some(record) = record_iter.next_record(&mut perf_file).unwrap() {
-        let PerfFileRecord::EventRecord { record, .. } = record else { continue };
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let mode = u32::from(record.misc) & perf::PERF_RECORD_MISC_CPUMODE_MASK;
-        if record.record_type.0 == perf::PERF_RECORD_KSYMBOL {
-            let bytes = record.data.as_slice();
-            let start = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-            let size = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
-            let name = bytes[16..].split(|&byte| byte == 0).next().unwrap();
-            functions.push((mode, start, size, text(name)));
-            continue;
-        }
-        match record.parse().unwrap() {
-            EventRecord::Sample(sample) => {
-                let [pid, tid] = [sample.pid, sample.tid].map(|n| n.unwrap());
-                found.push((mode, sample.ip.unwrap(), pid, tid));
-                assert_eq!(sample.cpu, Some(6));
-            }
-            EventRecord::Comm(name) => names.push((mode, name.tid, text(&name.name.as_slice()))),
-            EventRecord::Mmap2(map) => {
-                let path = text(&map.path.as_slice());
-                maps.push((mode, map.pid, map.address, map.length, path));
-            }
-            _ => {}
-        }
-    }
+    let OfHost { samples, functions, names, maps } = OfHost::read(&file);
     let (kernel, user) = (perf::PERF_RECORD_MISC_KERNEL, perf::PERF_RECORD_MISC_USER);
     let guest_kernel = perf::PERF_RECORD_MISC_GUEST_KERNEL;
     let guest_user = perf::PERF_RECORD_MISC_GUEST_USER;
@@ -499,7 +522,7 @@ fn domains_of_a_host_are_guests_beside_the_control_domain() {
         (guest_user, 0x10, 30_001, 30_001),
         (guest_user, 1 << 63, 30_001, 30_001),
     ];
-    assert_eq!(found, expected);
+    assert_eq!(samples, expected);
     let function = |start, name: &str| (kernel, start, 0x20, name.to_owned());
     let expected =
         [function(KERNELS, "f"), function(XENS, "f [xen]"), function(XENS + 0x20, "g [xen]")];
@@ -524,6 +547,71 @@ fn domains_of_a_host_are_guests_beside_the_control_domain() {
     let read = &read(&file).unwrap()[0];
     assert_eq!((read.samples(), read.missed()), (7, 0));
 }
+
+#[test]
+fn machines_of_a_kvm_host_are_guests_and_their_processes_are_the_hosts() {
+    let mut profile = of_host(false);
+    profile.host.as_mut().unwrap().kvm = Some(KvmHost::default());
+    // The host's kernel also executes for the machine, and so does the machine's process.
+    profile.modules[0] = profile.modules[1].clone();
+    profile.modules[0].layer = Some(Layer::Hypervisor);
+    profile.frames[0].address = KERNELS + 0x10;
+    for (path, layer, address) in [
+        ("/bin/qemu", Layer::Hypervisor, 0x1010),
+        ("/lib/libc", Layer::Hypervisor, 0x1010),
+        (ANONYMOUS, Layer::User, 0),
+        (ANONYMOUS, Layer::User, ANYWHERE),
+    ] {
+        let code = vec![Segment { offset: 0x1000, size: 0x1000, address: 0x1000 }];
+        let code = if path == ANONYMOUS { Vec::new() } else { code };
+        let mut module = Module::new(path.as_ref(), Facts { build_id: None, code });
+        module.layer = Some(layer);
+        let thread = if layer == Layer::User { 0 } else { 1 };
+        let (frames, times) = (vec![profile.frames.len() as u32], vec![10]);
+        profile.frames.push(Frame { module: Some(profile.modules.len() as u32), address });
+        profile.modules.push(module);
+        let stack = Stack { thread, cpu: Some(6), samples: 1, frames, times, ..Stack::default() };
+        profile.stacks.push(stack);
+    }
+    // It is the number of a process, and the host's own threads are known.
+    let web = Thread { pid: 4_000_000, name: "web".into(), ..profile.threads[1].clone() };
+    profile.threads[1] = web.clone();
+    profile.threads[2] = Thread { tid: 0, ..web };
+    let task = Task { pid: 7, tid: 7, name: "sh".into(), process: "sh".into() };
+    profile.threads[0] =
+        Thread { tid: 7, name: "host".into(), task: Some(task), ..profile.threads[0].clone() };
+    let OfHost { samples, functions, maps, .. } = OfHost::read(&encode(&[profile]).unwrap());
+    let (kernel, user) = (perf::PERF_RECORD_MISC_KERNEL, perf::PERF_RECORD_MISC_USER);
+    let guest_kernel = perf::PERF_RECORD_MISC_GUEST_KERNEL;
+    let guest_user = perf::PERF_RECORD_MISC_GUEST_USER;
+    let (known, web) = (1_000_000_000, 10_001);
+    let place = |name: &str| {
+        let map = maps.iter().find(|map| map.4 == name).unwrap();
+        assert_eq!((map.0, map.1), (user, web), "{name}");
+        map.2 + 0x10
+    };
+    let [qemu, libc] = ["/bin/qemu", "/lib/libc"].map(place);
+    assert_ne!(qemu, libc);
+    let expected = [
+        (kernel, KERNELS + 0x10, known, known),
+        (kernel, KERNELS + 0x10, web, web + 1),
+        (kernel, KERNELS, known, known),
+        (guest_kernel, KERNELS, web, web + 1),
+        (user, 0x40_1000, known, known),
+        (guest_user, 0x10, web, web),
+        (guest_user, 1 << 63, web, web),
+        (user, qemu, web, web + 1),
+        (user, libc, web, web + 1),
+        (user, 0, known, known),
+        (user, ANYWHERE, known, known),
+    ];
+    assert_eq!(samples, expected);
+    let names: BTreeSet<&str> = functions.iter().map(|function| &*function.3).collect();
+    assert_eq!(names, BTreeSet::from(["f"]), "the kernel's functions are not marked");
+}
+
+/// An address where anything may be mapped.
+const ANYWHERE: u64 = 0x7fff_1234_5000;
 
 #[test]
 fn the_hypervisors_file_is_named_with_its_build_id() {

@@ -213,7 +213,7 @@ impl<'a> Writer<'a> {
             records.extend(self.name(pid, pid, name.map_or("", String::as_str), *mode)?);
             if let Some(space) = self.spaces.get(&pid) {
                 for map in &space.maps {
-                    records.extend(self.map(pid, map, *mode)?);
+                    records.extend(self.map(pid, map, who::map_mode(map.module, *mode))?);
                 }
             }
             for (&tid, name) in threads.iter().filter(|&(&tid, _)| tid != pid) {

@@ -12,7 +12,7 @@ use perfctr::watch::{Branch as Recorded, Sample, Samples as Rings};
 
 use super::space::{Files, Space};
 use crate::live::Live;
-use crate::profile::{Branch, Frame, Profile, SampleOrigin, Samples};
+use crate::profile::{Branch, Frame, Module, Profile, SampleOrigin, Samples};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
 use crate::text::{counted, print_note};
@@ -78,7 +78,7 @@ struct Sampled {
 
 /// The mappings of all processes.
 #[derive(Default)]
-struct Memory {
+pub struct Memory {
     files: Files,
     /// The memory of each process.
     spaces: HashMap<u32, Space>,
@@ -87,9 +87,21 @@ struct Memory {
 }
 
 impl Memory {
+    /// Lets the mappings of each process be read again.
+    pub fn next_tick(&mut self) {
+        self.read.clear();
+    }
+
+    /// Returns all files in the order of their indices, and forgets what processes have mapped:
+    /// another process may get the number of one that has ended.
+    pub fn modules(&mut self) -> Vec<Module> {
+        self.spaces.clear();
+        self.files.modules()
+    }
+
     /// Returns the places of these addresses of a process. A process that has ended has no memory
     /// in which its code could be found.
-    fn frames(&mut self, pid: u32, addresses: &[u64]) -> Vec<Frame> {
+    pub fn frames(&mut self, pid: u32, addresses: &[u64]) -> Vec<Frame> {
         let space = self.spaces.entry(pid).or_insert_with(|| Space::unstopped(pid));
         // In a program without frame pointers most samples have callers that are no addresses at
         // all. So the mappings are read at most once in a tick.
@@ -143,7 +155,7 @@ impl Recording {
 
     /// Takes the samples that the kernel has written meanwhile.
     pub fn take(&mut self) -> Result<()> {
-        self.memory.read.clear();
+        self.memory.next_tick();
         for Sampled { profile, samples, rings, .. } in &mut self.sampled {
             for rings in rings {
                 while let Some(sample) = rings.take()? {
@@ -173,9 +185,7 @@ impl Recording {
 
     /// Returns the profile of each event, with the samples since the last one.
     pub fn profiles(&mut self) -> Vec<Profile> {
-        let modules = self.memory.files.modules();
-        // Another process may get the number of one that has ended.
-        self.memory.spaces.clear();
+        let modules = self.memory.modules();
         let finished = self.sampled.iter_mut().map(|sampled| {
             let lost = sampled.rings.iter().map(Rings::lost).sum();
             let mut profile = sampled.samples.profile(&mut sampled.profile, lost);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples a Xen host until a command ends or the caller interrupts.
+//! Samples a host until a command ends or the caller interrupts.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use libc::pid_t;
 use perfctr::host::Places;
 use perfctr::{Error, Event};
 
-use crate::host::Collector;
+use crate::host::Collects;
 use crate::profile::Profile;
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target};
@@ -51,7 +51,7 @@ pub fn run(
     event: Event,
     cpus: Option<&Cpus>,
     places: Places,
-    collector: Collector,
+    collector: impl Collects,
     signals: &Signals,
 ) -> Result<(Profile, u8)> {
     let (command, _) = target.parts();
@@ -60,16 +60,16 @@ pub fn run(
     Ok((recording.finish()?, status))
 }
 
-struct Recording<'a> {
+struct Recording<'a, C> {
     event: Event,
     cpus: Option<&'a Cpus>,
     places: Places,
-    collector: Collector,
+    collector: C,
     /// The reason why there are no more samples, if sampling has ended early.
     ended: Option<String>,
 }
 
-impl Beside for Recording<'_> {
+impl<C: Collects> Beside for Recording<'_, C> {
     fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
         self.collector.begin(self.event, self.cpus.map(|cpus| &*cpus.0), self.places)
     }
@@ -80,7 +80,7 @@ impl Beside for Recording<'_> {
     }
 }
 
-impl Recording<'_> {
+impl<C: Collects> Recording<'_, C> {
     /// Notes the error if sampling has ended early. The samples until then are kept.
     fn goes_on(&mut self, taken: Result<(), Error>) -> Result<()> {
         match taken {
@@ -96,7 +96,11 @@ impl Recording<'_> {
         if let Some(why) = &self.ended {
             print_note(format_args!("sampling has ended early: {why}"));
         }
-        Ok(self.collector.profile())
+        let profile = self.collector.profile();
+        for note in self.collector.notes() {
+            print_note(note);
+        }
+        Ok(profile)
     }
 }
 

@@ -11,12 +11,13 @@
 //! for programs that are sampled in the kernel, where a tracer cannot stop them, or with a
 //! frequency, for which the kernel changes the period all the time, or with branches, which the
 //! processor keeps only until other code executes. The hypervisor samples a Xen host in the same
-//! way.
+//! way, and the kernel a KVM host.
 
 pub mod attached;
 mod compiled;
 mod counter;
 mod host;
+pub mod kvm;
 mod names;
 mod recorder;
 mod space;
@@ -47,7 +48,8 @@ use crate::text::{counted, print_note};
 pub struct Options {
     /// Samples by these events, separated by commas: in user mode (`cycles:u`), in the kernel
     /// (`cycles:k`), or in both (`cycles`). Each has a profile of its own. A host is sampled by one
-    /// event, in all modes, in Xen's ring 0 only (`cycles:k`) or outside of it (`cycles:u`).
+    /// event, in all modes, in kernels only (`cycles:k`, on a Xen host in Xen's ring 0) or in user
+    /// mode (`cycles:u`, outside of it).
     #[arg(
         short = 'e',
         long = "event",
@@ -111,8 +113,10 @@ pub struct Options {
     /// would.
     #[arg(short = 'G', long, value_name = "DIR", conflicts_with_all = ["pid", "tid"])]
     cgroup: Option<PathBuf>,
-    /// Samples the Xen host that this is the control domain of: the hypervisor and all domains, as
-    /// long as `--all-cpus` would. Xen's option `perfctr=profile` lets it.
+    /// Samples the host, as long as `--all-cpus` would. In the control domain of a Xen host, this
+    /// is the hypervisor with all domains, and Xen's option `perfctr=profile` lets it. On a KVM
+    /// host, this is the host with all virtual machines, and root may do it while no machine
+    /// counts.
     #[arg(long, conflicts_with_all = ["pid", "tid", "cgroup", "all_cpus", "call_graph"])]
     host: bool,
     /// Samples only these physical CPUs of the host, such as 0-3,8.
@@ -124,15 +128,16 @@ pub struct Options {
     #[arg(long, value_name = "FILE", requires = "host")]
     xen_syms: Option<PathBuf>,
     /// Finds the functions of a domain's kernel in this copy of its /proc/kallsyms, as root reads
-    /// it in that domain. May be given once for each domain.
+    /// it in that domain, which is given by its number or its name. May be given once for each
+    /// domain.
     #[arg(long, value_name = "DOMAIN=FILE", requires = "host")]
     guest_symbols: Vec<DomainFile>,
-    /// Shows what the hypervisor executes for a domain at the domain's own instruction by which it
-    /// was entered, in place of the hypervisor's functions.
+    /// Shows what Xen executes for a domain at the domain's own instruction by which Xen was
+    /// entered, in place of Xen's functions.
     #[arg(long, requires = "host")]
     at_guests: bool,
     /// Takes no samples, and records which threads execute when, with their programs and functions,
-    /// as long as `--all-cpus` would. If this machine is a domain of a Xen host that is sampled
+    /// as long as `--all-cpus` would. If this machine is a domain of a host that is sampled
     /// meanwhile, `perfctr report --guest` adds this to the host's profile.
     #[arg(
         long,
@@ -294,13 +299,22 @@ fn of_host(
     signals: &Signals,
 ) -> Result<(Vec<Profile>, u8)> {
     let event = only(events)?;
-    let hypervisor = Hypervisor::with_file(options.xen_syms.as_deref())?;
-    let profile = options.profile("xen".to_owned(), &event);
-    let mut collector = Collector::new(hypervisor, profile);
-    options.guest_symbols.iter().try_for_each(|list| collector.name_kernel(list))?;
     let cpus = options.cpus.as_ref();
     let places = if options.at_guests { Places::Guest } else { Places::Hypervisor };
-    let (profile, status) = host::run(target, event, cpus, places, collector, signals)?;
+    let lists = &options.guest_symbols;
+    let (profile, status) = if !kvm::is_here() {
+        let hypervisor = Hypervisor::with_file(options.xen_syms.as_deref())?;
+        let profile = options.profile("xen".to_owned(), &event);
+        let mut collector = Collector::new(hypervisor, profile);
+        lists.iter().try_for_each(|list| collector.name_kernel(list))?;
+        host::run(target, event, cpus, places, collector, signals)?
+    } else {
+        ensure!(options.xen_syms.is_none(), "--xen-syms is for Xen hosts, and this is a KVM host");
+        let profile = options.profile(kvm::PROVIDER.to_owned(), &event);
+        let mut collector = kvm::Collector::new(profile)?;
+        lists.iter().try_for_each(|list| collector.name_kernel(list))?;
+        host::run(target, event, cpus, places, collector, signals)?
+    };
     Ok((vec![profile], status))
 }
 
@@ -350,7 +364,11 @@ fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
         let why = if profile.lost > 0 { ": they came faster than they were read" } else { "" };
         lines.push(format!("lost {lost}{why}"));
     }
-    if let missed @ 1.. = profile.missed().saturating_sub(profile.lost) {
+    // What a KVM host's profile lacks has been said already.
+    let is_known = profile.host.as_ref().is_some_and(|host| host.kvm.is_some());
+    if let missed @ 1.. = profile.missed().saturating_sub(profile.lost)
+        && !is_known
+    {
         let missed = counted(missed, "sample");
         lines.push(format!("missed {missed}, of threads that ended or were killed before"));
     }

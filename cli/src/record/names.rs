@@ -16,7 +16,7 @@ use perfctr::watch::Turns;
 use super::space::mappings;
 use crate::elf::Facts;
 use crate::guest::about::About;
-use crate::guest::clock::Moment;
+use crate::guest::clock::{Moment, Moments};
 use crate::perf_data::Mapped;
 use crate::perf_data::stream::Stream;
 use crate::profile::Place;
@@ -24,12 +24,6 @@ use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, processes, threads};
 use crate::text::{counted, print_note};
 
-/// How often both clocks are read in a row, at the beginning and at the end, and in between.
-const ATTEMPTS: u32 = 100;
-const ATTEMPTS_BETWEEN: u32 = 3;
-/// The time between two moments that are kept. Of all that were read meanwhile, the most exact one
-/// is kept.
-const KEPT_EACH: Duration = Duration::from_secs(1);
 /// After records were lost, the state of all processes is read anew, but not more often than this.
 const ANEW_EACH: Duration = Duration::from_secs(1);
 /// The time of what was there before the first record.
@@ -48,10 +42,8 @@ pub fn run(target: Target<'_>, place: &Place, signals: &Signals) -> Result<u8> {
 struct Recording<'a> {
     turns: Turns,
     stream: Stream<BufWriter<&'a File>>,
-    moments: Vec<Moment>,
-    /// The most exact moment since the last one that was kept.
-    next: Option<Moment>,
-    kept: Instant,
+    /// `None` before the recording begins.
+    moments: Option<Moments>,
     /// The files with code that were mapped.
     files: BTreeSet<Vec<u8>>,
     build_ids: HashMap<Vec<u8>, Option<String>>,
@@ -69,9 +61,7 @@ impl<'a> Recording<'a> {
         Ok(Self {
             turns,
             stream,
-            moments: Vec::new(),
-            next: None,
-            kept: now,
+            moments: None,
             files: BTreeSet::new(),
             build_ids: HashMap::new(),
             lost: 0,
@@ -124,13 +114,13 @@ impl<'a> Recording<'a> {
 
     /// Ends the recording, and adds the functions of all files and of the kernel.
     fn finish(mut self) -> Result<()> {
-        self.moments.push(Moment::now(ATTEMPTS)?);
+        let moments = self.moments.as_ref().map_or(Ok(Vec::new()), Moments::until_now)?;
         self.take()?;
         if self.lost > 0 {
             let lost = counted(self.lost, "record");
             print_note(format_args!("lost {lost}: they came faster than they were read"));
         }
-        let about = About::this(self.moments, &self.files);
+        let about = About::this(moments, &self.files);
         self.stream.finish(&serde_json::to_vec(&about)?)?;
         Ok(())
     }
@@ -139,21 +129,12 @@ impl<'a> Recording<'a> {
 impl Beside for Recording<'_> {
     fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
         self.add_all(BEFORE)?;
-        self.moments.push(Moment::now(ATTEMPTS)?);
-        self.kept = Instant::now();
+        self.moments = Some(Moments::begin()?);
         self.take()
     }
 
     fn tick(&mut self) -> Result<()> {
-        let now = Moment::now(ATTEMPTS_BETWEEN)?;
-        let better = |best: &Moment| now.within < best.within;
-        if self.next.as_ref().is_none_or(better) {
-            self.next = Some(now);
-        }
-        if self.kept.elapsed() >= KEPT_EACH {
-            self.moments.extend(self.next.take());
-            self.kept = Instant::now();
-        }
+        self.moments.as_mut().map_or(Ok(()), Moments::tick)?;
         self.take()
     }
 }

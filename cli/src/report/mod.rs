@@ -476,6 +476,7 @@ mod tests {
             tsc_per_second: 1_000_000_000,
             at_guests: false,
             clocks: Vec::new(),
+            kvm: None,
         });
         for (n, (path, layer)) in [
             ("[xen]", Layer::Hypervisor),

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Shows live in which domains, layers and functions a Xen host executes, or in which functions
+//! Shows live in which domains, layers and functions a host executes, or in which functions
 //! programs execute.
 
 use std::time::Duration;
 
 use anyhow::Result;
+use perfctr::Event;
 use perfctr::host::Places;
 use ratatui::Frame;
 use ratatui::crossterm::event::KeyCode;
@@ -15,13 +16,13 @@ use ratatui::widgets::{Cell, Row, Table};
 
 use super::{APART, Options, Screen, number};
 use crate::events::every;
-use crate::host::{Collector, Hypervisor, only};
+use crate::host::{Collector, Collects, Hypervisor, only};
 use crate::info::Here;
 use crate::live::Live;
 use crate::profile::Profile;
 use crate::program::{Target, limits};
 use crate::record::attached::Recording;
-use crate::record::check_event;
+use crate::record::{check_event, kvm};
 use crate::report::symbols::{self, Named};
 use crate::report::table::{ordered, percent, rows, table};
 use crate::report::{Key, summary};
@@ -35,13 +36,13 @@ pub trait Source {
     fn profile(&mut self) -> Profile;
 }
 
-impl Source for Collector {
+impl<C: Collects> Source for C {
     fn take(&mut self) -> Result<()> {
-        Ok(Self::take(self)?)
+        Ok(Collects::take(self)?)
     }
 
     fn profile(&mut self) -> Profile {
-        Self::profile(self)
+        Collects::profile(self)
     }
 }
 
@@ -56,13 +57,29 @@ impl Source for Recording {
     }
 }
 
-/// Samples the host.
-pub fn of_host(options: &Options) -> Result<View<Collector>> {
-    let event = every(only(&options.event.events(options.unverified))?, options.count);
+/// Samples the Xen host that this is the control domain of.
+pub fn of_xen(options: &Options) -> Result<View<Collector>> {
+    let event = event_of_host(options)?;
     // This asks Xen for its functions, since reading them from its file takes longer, each time.
     let hypervisor = Hypervisor::here()?;
-    let profile = Profile::new(Vec::new(), "xen".into(), event.to_string(), event.period());
-    let mut collector = Collector::new(hypervisor, profile);
+    of_host(Collector::new(hypervisor, profile_of_host("xen", event)), event, options)
+}
+
+/// Samples this KVM host.
+pub fn of_kvm(options: &Options) -> Result<View<kvm::Collector>> {
+    let event = event_of_host(options)?;
+    of_host(kvm::Collector::new(profile_of_host(kvm::PROVIDER, event))?, event, options)
+}
+
+fn event_of_host(options: &Options) -> Result<Event> {
+    Ok(every(only(&options.event.events(options.unverified))?, options.count))
+}
+
+fn profile_of_host(provider: &str, event: Event) -> Profile {
+    Profile::new(Vec::new(), provider.to_owned(), event.to_string(), event.period())
+}
+
+fn of_host<C: Collects>(mut collector: C, event: Event, options: &Options) -> Result<View<C>> {
     collector.begin(event, None, Places::default())?;
     View::new(collector, &options.sort)
 }

@@ -46,7 +46,7 @@ pub struct Xen {
 
 impl Xen {
     /// Returns whether this is a domain of Xen's whose kernel lets programs make hypercalls.
-    pub(super) fn is_here() -> bool {
+    pub fn is_here() -> bool {
         Path::new(PRIVCMD).exists()
     }
 

@@ -7,6 +7,7 @@
 //! calling thread's own counters. A read is a system call. A thread that counts only itself reads
 //! faster by a [`Session`](crate::Session).
 
+mod machines;
 mod ring;
 mod samples;
 mod totals;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use perf_event_open_sys::bindings as perf;
 
+pub use self::machines::{Counted, CpuMode, MachineSample, MachineSamples};
 use self::samples::Fields;
 pub use self::samples::{Branch, BranchFlags, Sample, Samples};
 pub use self::totals::Totals;
@@ -86,7 +88,7 @@ const ALL: i32 = -1;
 impl Watch {
     const fn new(whose: Whose) -> Self {
         let events = Vec::new();
-        let fields = Fields { counts: false, callers: false, branches: false };
+        let fields = Fields { counts: false, callers: false, branches: false, ids: false };
         Self {
             whose,
             inherit: false,

@@ -141,14 +141,25 @@ pub(super) struct Fields {
     pub(super) counts: bool,
     pub(super) callers: bool,
     pub(super) branches: bool,
+    pub(super) ids: bool,
 }
 
 /// The records that were read from the rings.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Read {
-    samples: VecDeque<Sample>,
-    lost: u64,
-    throttled: u64,
+pub(super) struct Read {
+    pub(super) samples: VecDeque<Found>,
+    pub(super) lost: u64,
+    pub(super) throttled: u64,
+}
+
+/// A sample, with what its record says of it besides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) sample: Sample,
+    /// The flags of the record.
+    pub(super) misc: u16,
+    /// The number that the kernel has given the event, if samples have it.
+    pub(super) id: Option<u64>,
 }
 
 /// The fields that each sample has even if nobody asks for them, in this order.
@@ -184,6 +195,9 @@ impl Samples {
             (None, period) => attributes.__bindgen_anon_1.sample_period = period,
         }
         attributes.sample_type = WORDS;
+        if fields.ids {
+            attributes.sample_type |= u64::from(perf::PERF_SAMPLE_IDENTIFIER);
+        }
         if fields.counts {
             attributes.sample_type |= u64::from(perf::PERF_SAMPLE_READ);
         }
@@ -251,7 +265,7 @@ impl Samples {
                     .ok_or(Error::Malformed("record of a perf event"))?;
             }
         }
-        Ok(self.read.samples.pop_front())
+        Ok(self.read.samples.pop_front().map(|found| found.sample))
     }
 
     /// Returns how many samples were lost because a ring was full. The number is brought up to
@@ -281,10 +295,11 @@ impl Samples {
 
 impl Read {
     /// Parses records. Returns `None` if one breaks the rules of its format.
-    fn records(&mut self, mut bytes: &[u8], fields: Fields) -> Option<()> {
+    pub(super) fn records(&mut self, mut bytes: &[u8], fields: Fields) -> Option<()> {
         while !bytes.is_empty() {
             let (header, _) = bytes.split_at_checked(HEADER_BYTES)?;
             let kind = u32::from_ne_bytes(header[..4].try_into().ok()?);
+            let misc = u16::from_ne_bytes(header[4..6].try_into().ok()?);
             let size = u16::from_ne_bytes(header[6..].try_into().ok()?);
             let (record, rest) = bytes.split_at_checked(size.into())?;
             let mut words = record
@@ -292,7 +307,11 @@ impl Read {
                 .chunks_exact(8)
                 .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
             match kind {
-                perf::PERF_RECORD_SAMPLE => self.samples.push_back(sample(&mut words, fields)?),
+                perf::PERF_RECORD_SAMPLE => {
+                    let id = if fields.ids { Some(words.next()?) } else { None };
+                    let sample = sample(&mut words, fields)?;
+                    self.samples.push_back(Found { sample, misc, id });
+                }
                 perf::PERF_RECORD_LOST => self.lost += words.nth(1)?,
                 perf::PERF_RECORD_THROTTLE => self.throttled += 1,
                 _ => {}
@@ -373,7 +392,7 @@ mod tests {
         let read = |fields| {
             let mut read = Read::default();
             read.records(&bytes, fields)?;
-            read.samples.pop_front()
+            read.samples.pop_front().map(|found| found.sample)
         };
         let sample = read(Fields { counts: true, callers: true, ..Fields::default() }).unwrap();
         assert_eq!((sample.count, &sample.callers[..]), (Some(5_017), &[0x50][..]));
@@ -407,6 +426,7 @@ mod tests {
         };
         let alone = Sample { callers: Vec::new(), ..expected.clone() };
         for (callers, expected) in [(true, expected), (false, alone)] {
+            let expected = Found { sample: expected, misc: 0, id: None };
             let expected = Read { samples: [expected].into(), lost: 7, throttled: 1 };
             assert_eq!(read(&bytes, callers), Some(expected));
         }
@@ -421,9 +441,9 @@ mod tests {
         let of = |words: &[&[u64]], fields| {
             let mut read = Read::default();
             read.records(&record(perf::PERF_RECORD_SAMPLE, &words.concat()), fields)?;
-            read.samples.pop_front()
+            read.samples.pop_front().map(|found| found.sample)
         };
-        let all = Fields { counts: true, callers: true, branches: true };
+        let all = Fields { counts: true, callers: true, branches: true, ids: false };
         let sample = of(&[&start, &count, &callers, &branches], all).unwrap();
         assert_eq!((sample.count, &sample.callers[..]), (Some(5_017), &[0x50][..]));
         let expected = [(0x10, 0x20), (0x30, 0x40), (0x50, 0x60)];

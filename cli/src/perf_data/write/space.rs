@@ -10,7 +10,7 @@ use shared_abi::limits::PAGE_BYTES;
 use super::super::perf;
 use super::who;
 use crate::elf::Segment;
-use crate::host::user_mode_of;
+use crate::host::{ANONYMOUS, user_mode_of};
 use crate::profile::{Frame, Module, Profile, Thread};
 
 /// The first address that is no process's.
@@ -63,7 +63,8 @@ pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
                 // If a domain's process is known, the user mode of the domain is the memory in
                 // which it is not known what the process has mapped.
                 let is_file = |module: &&Module| {
-                    !who::is_known(pid) || module.path != user_mode_of(thread.pid)
+                    let is_unknown = who::is_known(pid) && module.path == user_mode_of(thread.pid);
+                    !is_unknown && module.path != ANONYMOUS
                 };
                 let Some(module) = module.filter(is_file) else {
                     space.anonymous.insert(address);
@@ -114,7 +115,7 @@ impl<'a> Space<'a> {
         // In user mode only modules of a host's profile have a layer. The user mode of a domain is
         // the only module of its process, so its addresses conflict with no other module's. This is
         // not so if the domain has said what its processes have mapped.
-        let is_hosts = module.layer.is_some() && is_domain;
+        let is_hosts = module.layer.is_some() && module.code.is_empty() && is_domain;
         let bias = if is_hosts || (first >= ADDRESS_MIN && self.is_free(first, last)) {
             0
         } else {

@@ -4,12 +4,15 @@
 //! In the profile of a host, perf's host is the hypervisor together with the control domain. All
 //! other domains are its guests. A domain is a process, and its virtual CPUs are the threads. If a
 //! domain has said which threads they executed, these threads and their processes are as well.
+//!
+//! In the profile of a KVM host, perf's host is the host, and its guests are the virtual machines.
+//! What the host executes for a machine is in the kernel or in a program of the host.
 
 use anyhow::{Result, ensure};
 
 use super::super::perf;
-use crate::host::CONTROL_DOMAIN;
-use crate::profile::{Frame, Layer, Module, Profile, Thread};
+use crate::host::{CONTROL_DOMAIN, kernel_of};
+use crate::profile::{Frame, Layer, Module, Profile, Thread, is_kernels};
 
 /// The difference between the process numbers of two domains whose numbers are consecutive. A
 /// domain's process and its virtual CPU 0 have the same number, and each further virtual CPU has
@@ -33,9 +36,17 @@ pub fn process(profile: &Profile, thread: &Thread) -> u32 {
                 .is_some_and(|other| (other.pid, &other.process) == (task.pid, &task.process))
                 && other.pid == thread.pid
         }),
-        (Some(_), None) => thread.pid.wrapping_mul(THREADS).wrapping_add(1),
+        (Some(_), None) => domain(profile, thread).wrapping_mul(THREADS).wrapping_add(1),
         (None, _) => thread.pid,
     }
+}
+
+/// Returns the number of a thread's domain. The machines of a KVM host have the numbers of
+/// processes, which can be very large, so that their order among the threads numbers them.
+fn domain(profile: &Profile, thread: &Thread) -> u32 {
+    let is_kvm = profile.host.as_ref().is_some_and(|host| host.kvm.is_some());
+    let first = || profile.threads.iter().position(|other| other.pid == thread.pid);
+    if is_kvm { first().map_or(0, |index| index as u32) } else { thread.pid }
 }
 
 /// Returns the number that the first of these threads gives them all. The numbers that domains give
@@ -69,10 +80,11 @@ pub fn check(profile: &Profile) -> Result<()> {
         "the profile was recorded with --at-guests, so its samples of the hypervisor are in \
          several domains' kernels, which a file of perf's cannot say"
     );
-    for Thread { pid, tid, .. } in &profile.threads {
+    for thread in profile.threads.iter().filter(|thread| thread.task.is_none()) {
+        let (domain, vcpu) = (domain(profile, thread), thread.tid);
         ensure!(
-            profile.host.is_none() || (*pid < DOMAINS && *tid < THREADS - 1),
-            "virtual CPU {tid} of domain {pid} found, in a file of perf's they are below \
+            profile.host.is_none() || (domain < DOMAINS && vcpu < THREADS - 1),
+            "virtual CPU {vcpu} of domain {domain} found, in a file of perf's they are below \
              {} and {DOMAINS}",
             THREADS - 1
         );
@@ -84,11 +96,26 @@ pub fn check(profile: &Profile) -> Result<()> {
 pub fn mode(profile: &Profile, thread: &Thread, frame: Frame) -> u32 {
     let layer = frame.module.and_then(|module| profile.modules[module as usize].layer);
     let is_guest = profile.host.is_some() && thread.pid != CONTROL_DOMAIN;
+    let is_kvm = profile.host.as_ref().is_some_and(|host| host.kvm.is_some());
     match layer {
+        Some(Layer::Hypervisor) if is_kvm && !is_kernels(frame.address) => {
+            perf::PERF_RECORD_MISC_USER
+        }
         Some(Layer::Kernel) if is_guest => perf::PERF_RECORD_MISC_GUEST_KERNEL,
         Some(Layer::Hypervisor | Layer::Kernel) => perf::PERF_RECORD_MISC_KERNEL,
         Some(Layer::User) if is_guest => perf::PERF_RECORD_MISC_GUEST_USER,
         Some(Layer::User) | None => perf::PERF_RECORD_MISC_USER,
+    }
+}
+
+/// Returns the mode in which a process has mapped a module.
+pub fn map_mode(module: &Module, mode: u32) -> u32 {
+    match module.layer {
+        // The process of a KVM host's machine executes for it in the host's user mode.
+        Some(Layer::Hypervisor) if mode == perf::PERF_RECORD_MISC_GUEST_USER => {
+            perf::PERF_RECORD_MISC_USER
+        }
+        _ => mode,
     }
 }
 
@@ -114,7 +141,9 @@ pub fn context(mode: u32) -> u64 {
 /// hypervisor's names are marked, in the form in which Linux writes the functions of its modules.
 pub fn function(module: &Module, name: &str) -> String {
     match module.layer {
-        Some(Layer::Hypervisor) => format!("{name} {}", module.path),
+        Some(Layer::Hypervisor) if module.path != kernel_of(CONTROL_DOMAIN) => {
+            format!("{name} {}", module.path)
+        }
         _ => name.to_owned(),
     }
 }

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Collects the samples of a KVM host: of its kernel and its programs, and of the kernels and the
+//! programs of its virtual machines.
+//!
+//! A virtual machine is a domain whose number is that of its process. What the host's kernel and
+//! the machine's process execute for it is the layer of the hypervisor. The rest of the host is
+//! domain 0.
+
+mod machines;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use nix::sys::utsname::uname;
+use perfctr::host::{Places as Wanted, Xen};
+use perfctr::watch::{Counted, CpuMode, MachineSample, MachineSamples};
+use perfctr::{Error, Event};
+
+use self::machines::Machines;
+use super::attached::Memory;
+use crate::elf::Facts;
+use crate::guest::clock::{Clock, Moments};
+use crate::host::{
+    ANONYMOUS, CONTROL_DOMAIN, Clocks, Collects, DomainFile, Kernel, Taken, Taker, kernel_in,
+    kernel_of, time, user_mode_of,
+};
+use crate::profile::{
+    Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Task, Thread,
+};
+use crate::program::name;
+use crate::text::counted;
+
+const DEVICE: &str = "/dev/kvm";
+const ROOT: u32 = 0;
+/// The provider of the samples, as profiles name it.
+pub const PROVIDER: &str = "kvm";
+/// The name of the host itself among the domains.
+const HOST: &str = "host";
+/// Addresses of samples in a kernel and in user mode whose place is not known.
+const NOWHERE_IN_KERNEL: u64 = u64::MAX;
+const NOWHERE_IN_USER: u64 = 0;
+/// How often machines are looked for.
+const LOOK_EACH: Duration = Duration::from_secs(1);
+
+/// Returns whether this is a KVM host. A domain of Xen is none, even if it has KVM.
+pub fn is_here() -> bool {
+    !Xen::is_here() && Path::new(DEVICE).exists()
+}
+
+/// Returns the host's name and version of its hypervisor.
+fn hypervisor() -> String {
+    let release = uname().map(|names| names.release().to_string_lossy().into_owned());
+    format!("KVM of Linux {}", release.unwrap_or_default()).trim_end().to_owned()
+}
+
+/// What a sample is in. Each is a module of the profile, in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    /// The host's kernel.
+    Kernel,
+    /// A file, by its index.
+    File(u32),
+    Anonymous,
+    GuestKernel(u32),
+    GuestUser(u32),
+}
+
+/// The modules of the samples, in the order in which they were found.
+#[derive(Default)]
+struct Places {
+    found: Vec<(Place, Layer)>,
+    indices: HashMap<(Place, Layer), u32>,
+}
+
+impl Places {
+    fn index_of(&mut self, place: Place, layer: Layer) -> u32 {
+        *self.indices.entry((place, layer)).or_insert_with(|| {
+            self.found.push((place, layer));
+            self.found.len() as u32 - 1
+        })
+    }
+}
+
+/// Collects the samples of a KVM host.
+pub struct Collector {
+    taker: Option<Taker<MachineSamples>>,
+    machines: Machines,
+    looked: Instant,
+    /// Both clocks since sampling began.
+    moments: Option<Moments>,
+    memory: Memory,
+    places: Places,
+    own: Kernel,
+    lists: Vec<(DomainFile, Kernel)>,
+    clocks: Clocks,
+    /// The common part of all profiles, and the threads that were sampled since the last one.
+    profile: Profile,
+    samples: Samples,
+    /// How many samples were lost since the beginning.
+    lost: u64,
+    /// The samples whose place is not known, since the beginning.
+    misplaced: u64,
+    /// What the events have counted, once sampling has ended.
+    ended: Ended,
+}
+
+/// What is known when sampling has ended.
+#[derive(Default)]
+struct Ended {
+    counted: Vec<Counted>,
+    throttled: u64,
+}
+
+impl Collector {
+    /// Makes a collector that collects nothing yet. `profile` names the event, and has no samples.
+    pub fn new(mut profile: Profile) -> Result<Self> {
+        ensure!(
+            fs::metadata("/proc/self")?.uid() == ROOT,
+            "only root can find out which machines a KVM host has"
+        );
+        profile.host = Some(host());
+        Ok(Self::of(profile, Machines::new()))
+    }
+
+    fn of(profile: Profile, machines: Machines) -> Self {
+        Self {
+            taker: None,
+            machines,
+            looked: Instant::now(),
+            moments: None,
+            memory: Memory::default(),
+            places: Places::default(),
+            own: Kernel::default(),
+            lists: Vec::new(),
+            clocks: Clocks::default(),
+            profile,
+            samples: Samples::default(),
+            lost: 0,
+            misplaced: 0,
+            ended: Ended::default(),
+        }
+    }
+
+    /// Names the functions of a machine's kernel by this list.
+    pub fn name_kernel(&mut self, list: &DomainFile) -> Result<()> {
+        self.lists.push((list.clone(), Kernel::of_list(list)?));
+        Ok(())
+    }
+
+    fn look(&mut self) {
+        self.machines.look();
+        self.looked = Instant::now();
+    }
+
+    fn add_all(&mut self, taken: &Taken<MachineSample>) {
+        self.lost = taken.lost;
+        taken.samples.iter().for_each(|sample| self.add(sample));
+    }
+
+    /// Adds one sample.
+    fn add(&mut self, sample: &MachineSample) {
+        let is_guests = sample.mode.is_guests();
+        if is_guests && self.machines.of(sample.pid).is_none_or(|of| of.vcpu(sample.tid).is_none())
+        {
+            self.look();
+            if self.machines.of(sample.pid).is_none() {
+                self.machines.add_unlisted(sample.pid);
+            }
+        }
+        self.misplaced += u64::from(sample.ip.is_none());
+        let thread = self.thread(sample);
+        let domain = self.profile.threads[thread as usize].pid;
+        let frame = self.frame(sample, domain);
+        // Several periods may have ended at once.
+        let periods = (sample.period / self.profile.period).max(1);
+        let frames = [frame];
+        let origin = SampleOrigin { cpu: Some(sample.cpu), ..SampleOrigin::new(thread, &frames) };
+        self.samples.add(origin, periods, Some(sample.time));
+    }
+
+    /// Returns the index of a sample's thread: a virtual CPU, or a thread of the host that is known
+    /// by its own number.
+    fn thread(&mut self, sample: &MachineSample) -> u32 {
+        let &MachineSample { pid, tid, .. } = sample;
+        let machine = self.machines.of(pid);
+        let vcpu = machine.and_then(|machine| machine.vcpu(tid));
+        let (mut domain, mut called) = match machine {
+            Some(machine) => (pid, machine.name.clone()),
+            None => (CONTROL_DOMAIN, HOST.to_owned()),
+        };
+        let before = self.profile.threads.len();
+        let of_machine = |served: u32, machines: &Machines| {
+            machines.of(served).map(|machine| (served, machine.name.clone()))
+        };
+        let own = || name(tid.cast_signed());
+        if machine.is_none() && pid == tid && pid != 0 {
+            let served = self.served(pid, &own());
+            if let Some(of) = served.and_then(|served| of_machine(served, &self.machines)) {
+                (domain, called) = of;
+            }
+        }
+        let number = vcpu.unwrap_or(tid);
+        let Self { samples, profile, .. } = self;
+        let index = samples.thread(profile, domain, number, || called);
+        if profile.threads.len() > before && vcpu.is_none() {
+            profile.threads[index as usize].task = Some(match tid {
+                0 => Task::idle(),
+                _ => Task { pid, tid, name: own(), process: name(pid.cast_signed()) },
+            });
+        }
+        index
+    }
+
+    fn served(&self, tid: u32, name: &str) -> Option<u32> {
+        self.machines.served(tid, name)
+    }
+
+    /// Returns the place of a sample, which is of this domain.
+    fn frame(&mut self, sample: &MachineSample, domain: u32) -> Frame {
+        let of_host = |layer| if domain == CONTROL_DOMAIN { layer } else { Layer::Hypervisor };
+        let (place, layer, address) = match sample.mode {
+            CpuMode::GuestKernel => {
+                let ip = sample.ip.unwrap_or(NOWHERE_IN_KERNEL);
+                (Place::GuestKernel(domain), Layer::Kernel, ip)
+            }
+            CpuMode::GuestUser => {
+                let ip = sample.ip.unwrap_or(NOWHERE_IN_USER);
+                (Place::GuestUser(domain), Layer::User, ip)
+            }
+            CpuMode::HostKernel => {
+                let ip = sample.ip.unwrap_or(NOWHERE_IN_KERNEL);
+                (Place::Kernel, of_host(Layer::Kernel), ip)
+            }
+            CpuMode::HostUser => {
+                let (place, address) = self.of_process(sample.pid, sample.ip);
+                (place, of_host(Layer::User), address)
+            }
+        };
+        Frame { module: Some(self.places.index_of(place, layer)), address }
+    }
+
+    /// Returns the file that a process of the host has mapped at this address, and the address as
+    /// the file states it.
+    fn of_process(&mut self, pid: u32, ip: Option<u64>) -> (Place, u64) {
+        let Some(ip) = ip else { return (Place::Anonymous, NOWHERE_IN_USER) };
+        match self.memory.frames(pid, &[ip])[..] {
+            [Frame { module: Some(file), address }] => (Place::File(file), address),
+            _ => (Place::Anonymous, ip),
+        }
+    }
+
+    /// Returns all modules so far, with the functions that contain the profile's frames.
+    fn modules(&mut self, profile: &Profile) -> Vec<Module> {
+        let files = self.memory.modules();
+        let module = |(n, &(place, layer)): (usize, &(Place, Layer))| {
+            let at = |path: String| Module::new(path.as_ref(), Facts::default());
+            let mut module = match place {
+                Place::Kernel => at(kernel_of(CONTROL_DOMAIN)),
+                Place::File(file) => files[file as usize].clone(),
+                Place::Anonymous => at(ANONYMOUS.to_owned()),
+                Place::GuestKernel(domain) => at(kernel_of(domain)),
+                Place::GuestUser(domain) => at(user_mode_of(domain)),
+            };
+            let kernel = match place {
+                Place::Kernel => Some(&self.own),
+                Place::GuestKernel(domain) => kernel_in(&self.lists, profile, domain),
+                _ => None,
+            };
+            if let Some(kernel) = kernel {
+                let frames = profile.frames.iter();
+                let own = frames.filter(|frame| frame.module == Some(n as u32));
+                module.symbols = kernel.functions(&own.map(|frame| frame.address).collect());
+            }
+            module.layer = Some(layer);
+            module
+        };
+        self.places.found.iter().enumerate().map(module).collect()
+    }
+
+    /// Returns how many samples there should be beside those that are there or were lost: where the
+    /// counters were others' for a part of the time, this is an estimate.
+    fn missing(&self) -> u64 {
+        let counted = self.ended.counted.iter();
+        let missing: u64 = counted.map(|counted| counted.missing(self.profile.period)).sum();
+        // An interrupt of the last period may not have come before sampling ended.
+        let within = self.ended.counted.len() as u64;
+        let missing = missing.saturating_sub(self.lost);
+        if missing > within { missing } else { 0 }
+    }
+}
+
+/// Returns the description of this host before anything is sampled.
+fn host() -> Host {
+    Host {
+        hypervisor: hypervisor(),
+        build_id: None,
+        cpus: Vec::new(),
+        tsc: 0,
+        tsc_per_second: 0,
+        at_guests: false,
+        clocks: Vec::new(),
+        kvm: Some(KvmHost::default()),
+    }
+}
+
+impl Collects for Collector {
+    fn begin(&mut self, event: Event, cpus: Option<&[u32]>, wanted: Wanted) -> Result<()> {
+        ensure!(
+            wanted == Wanted::default(),
+            "a KVM host's samples do not say at which instruction of a guest the host was entered"
+        );
+        self.look();
+        self.moments = Some(Moments::begin()?);
+        let rings = MachineSamples::start(event, cpus)?;
+        if let Some(host) = &mut self.profile.host {
+            host.cpus = rings.cpus().collect();
+        }
+        self.taker = Some(Taker::new(rings)?);
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<(), Error> {
+        self.memory.next_tick();
+        if self.looked.elapsed() >= LOOK_EACH {
+            self.look();
+        }
+        // Without a further moment the times are less exact.
+        self.moments.as_mut().map(Moments::tick);
+        while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
+            self.add_all(&taken?);
+        }
+        let Self { machines, clocks, profile, .. } = self;
+        clocks.look_up(machines_in(&profile.threads), |machine| machines.clock(machine));
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        let Some(taker) = self.taker.take() else { return Ok(()) };
+        let (rest, rings) = taker.end();
+        for taken in rest {
+            self.add_all(&taken?);
+        }
+        if let Some(rings) = rings {
+            self.ended = Ended { counted: rings.counted()?, throttled: rings.throttled() };
+        }
+        self.look();
+        Ok(())
+    }
+
+    fn profile(&mut self) -> Profile {
+        let mut profile = self.samples.profile(&mut self.profile, self.lost);
+        let moments = self.moments.as_ref().and_then(|moments| moments.until_now().ok());
+        let clock = moments.and_then(|moments| Clock::new(moments).ok());
+        let machines = &self.machines;
+        let clocks =
+            self.clocks.of(machines_in(&profile.threads), |machine| machines.clock(machine));
+        let missing = self.missing();
+        if let (Some(host), Some(clock)) = (&mut profile.host, clock) {
+            let [first, _] = clock.span();
+            (host.tsc, host.tsc_per_second) = (first, clock.ticks_per_second());
+            host.clocks = clocks;
+            host.kvm = Some(KvmHost { clock_error: clock.error(), missing });
+            let times = profile.stacks.iter_mut().flat_map(|stack| &mut stack.times);
+            for ns in times {
+                *ns = time(clock.tsc(*ns) - first, host.tsc_per_second);
+            }
+        }
+        profile.modules = self.modules(&profile);
+        profile
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let mut note = |number: u64, what: &str| {
+            if number > 0 {
+                notes.push(format!("{} {what}", counted(number, "sample")));
+            }
+        };
+        note(
+            self.missing(),
+            "more are missing, of times at which others used the counters or the kernel has \
+             stopped them (an estimate)",
+        );
+        note(
+            self.misplaced,
+            "have only a layer: the processor had left the mode when the interrupt came",
+        );
+        if self.ended.throttled > 0 {
+            let times = counted(self.ended.throttled, "time");
+            notes.push(format!("the kernel has paused sampling {times}: too many samples"));
+        }
+        for Counted { cpu, mode, total, .. } in &self.ended.counted {
+            if total.running.is_zero() && !total.enabled.is_zero() {
+                notes.push(format!(
+                    "CPU {cpu} has no samples of {}: others have used all counters",
+                    words(*mode)
+                ));
+            }
+        }
+        notes
+    }
+}
+
+/// Returns the words for a mode.
+const fn words(mode: CpuMode) -> &'static str {
+    match mode {
+        CpuMode::HostKernel => "the host's kernel",
+        CpuMode::HostUser => "the host's user mode",
+        CpuMode::GuestKernel => "guests' kernels",
+        CpuMode::GuestUser => "guests' user mode",
+    }
+}
+
+/// Returns the machines that have any of these threads.
+fn machines_in(threads: &[Thread]) -> BTreeSet<u32> {
+    threads.iter().map(|thread| thread.pid).filter(|&domain| domain != CONTROL_DOMAIN).collect()
+}
+
+#[cfg(test)]
+mod tests;
