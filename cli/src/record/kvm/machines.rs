@@ -63,15 +63,13 @@ impl Machines {
         Self { kvm: KVM.into(), proc: PROC.into(), known: BTreeMap::new() }
     }
 
-    /// Returns machines that are known, each by its process, its name, and its virtual CPUs with
-    /// their threads.
+    /// Returns one machine that is known: its process, its name, and its virtual CPUs with their
+    /// threads.
     #[cfg(test)]
-    pub fn known(all: &[(u32, &str, &[(u32, u32)])]) -> Self {
-        let machine = |&(process, name, vcpus): &(u32, &str, &[(u32, u32)])| {
-            let vcpus = vcpus.iter().copied().collect();
-            (process, Machine { name: name.to_owned(), vcpus, clock: None })
-        };
-        let known = all.iter().map(machine).collect();
+    pub fn known(process: u32, name: &str, vcpus: &[(u32, u32)]) -> Self {
+        let vcpus = vcpus.iter().copied().collect();
+        let machine = Machine { name: name.to_owned(), vcpus, clock: None };
+        let known = BTreeMap::from([(process, machine)]);
         Self { kvm: "/nowhere".into(), proc: "/nowhere".into(), known }
     }
 

@@ -15,7 +15,7 @@ const PROGRAM: u64 = 0x40_1000;
 fn collector() -> Collector {
     let mut profile = Profile::new(Vec::new(), PROVIDER.into(), "instructions".into(), 1_000);
     profile.host = Some(host());
-    let machines = Machines::known(&[(WEB, "web", &[(WEBS_VCPU[1], 3)])]);
+    let machines = Machines::known(WEB, "web", &[(WEBS_VCPU[1], 3)]);
     let mut collector = Collector::of(profile, machines);
     // Nothing is read of this machine.
     collector.own =
