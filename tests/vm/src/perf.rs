@@ -2,11 +2,12 @@
 //! Uses Linux's own perf events (`perf_event_open(2)`).
 #![expect(unsafe_code, reason = "system calls that take and give descriptors and memory")]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::sync::atomic::{Ordering, fence};
 
+use anyhow::{Context, Result};
 use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
 use nix::unistd::Pid;
@@ -23,6 +24,24 @@ use crate::branches::Branch;
 
 /// The file of perf's own policy: what users without `CAP_PERFMON` may count.
 pub const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
+/// How many samples Linux lets its own perf take in a second. Linux lowers that if samples take
+/// long, as they do on an emulated CPU. If it does not look at the time, the rate cannot be set.
+const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "100000");
+const LOWERED_AT: (&str, &str) = ("/proc/sys/kernel/perf_cpu_time_max_percent", "0");
+
+/// Lets perf take as many samples on a slow machine as on a fast one, until the machine is booted
+/// again.
+///
+/// # Errors
+///
+/// The error names the file that cannot be written.
+pub fn keep_sample_rate() -> Result<()> {
+    for (path, value) in [RATE, LOWERED_AT] {
+        fs::write(path, value).context(path)?;
+    }
+    Ok(())
+}
 
 /// The number of pages of a ring, without the one that describes it.
 const RING_PAGES: usize = 64;

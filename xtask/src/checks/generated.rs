@@ -395,7 +395,13 @@ mod tests {
             ("libperfctr-rs/c/src/lib.rs", "libperfctr-rs/c/include/perfctr_counts.h");
         assert!(stale_after(guest, "", "").is_empty());
         for (file, old, new, path, line) in [
-            (guest, "hides_kernel: bool", "hides_kernel: u32", header, "bool hides_kernel"),
+            (
+                guest,
+                "hides_kernel: AtomicBool",
+                "hides_kernel: AtomicU32",
+                header,
+                "bool hides_kernel",
+            ),
             (header, "bool hides_kernel", "uint32_t hides_kernel", header, "uint32_t hides_kernel"),
             (hypervisor, "VCPU_BYTES: usize = ", "VCPU_BYTES: usize = 1", core, "VCPU_BYTES"),
             (counts, "pub retries: u32", "pub retries: u64", user, "uint32_t retries"),

@@ -5,15 +5,15 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use std::{env, fs, thread};
+use std::{env, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::gettid;
 use perfctr::watch::{Total, Totals, Watch};
 use perfctr::{Error, Event};
-use vm_tests::frames_program;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::{frames_program, perf};
 
 use crate::Test;
 
@@ -195,15 +195,8 @@ fn turns() -> Result<()> {
 /// The number of events between two samples.
 const PERIOD: u64 = 10_007;
 
-/// How many samples Linux allows in a second. Linux lowers that itself if samples take long, as on
-/// an emulated CPU.
-const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "100000");
-const LOWERED_AT: (&str, &str) = ("/proc/sys/kernel/perf_cpu_time_max_percent", "0");
-
 fn callers() -> Result<()> {
-    for (path, value) in [RATE, LOWERED_AT] {
-        fs::write(path, value).context(path)?;
-    }
+    perf::keep_sample_rate()?;
     let event = Event::INSTRUCTIONS.user().every(PERIOD);
     let child = waiting(&format!("exec {}", frames_program::PROGRAM))?;
     let pid = child.id();

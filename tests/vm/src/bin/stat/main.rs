@@ -19,11 +19,11 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use nix::sys::personality::{self, Persona};
-use vm_tests::disturb;
 use vm_tests::host::host;
 use vm_tests::step::{Executed, Trace};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
+use vm_tests::{disturb, perf};
 
 use command::{Stat, stat};
 
@@ -66,6 +66,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
     let truth = stepped()?;
     println!("by its machine code: {truth:?}");
     info::published(&mut tally, provider)?;
+    perf::keep_sample_rate()?;
     alone(&mut tally, provider, truth, "")?;
     metric(&mut tally, truth)?;
     if provider == "paravirt" {
