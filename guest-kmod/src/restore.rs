@@ -14,7 +14,7 @@ use shared_abi::hypercall::{
     FEATURE_ENABLED, HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW,
     OP_UNREGISTER,
 };
-use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
+use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Errno, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
@@ -285,7 +285,10 @@ impl Restoration {
             return Change { interrupts: 1, is_of_overflows: false };
         }
         let interrupts = more.min(2).max(u64::from(other_flags)) as u32;
-        Change { interrupts, is_of_overflows: more != 0 && !other_flags }
+        // Without direct reads the machine may be forbidden to count, and the interrupts of that
+        // and of an overflow may have become one.
+        let is_direct = flags & VCPU_DIRECT != 0;
+        Change { interrupts, is_of_overflows: more != 0 && !other_flags && is_direct }
     }
 
     /// Returns what the host has done with the machine since the last call.
@@ -342,7 +345,6 @@ mod tests {
     use shared_abi::PmuCaps;
     use shared_abi::WireCaps;
     use shared_abi::hypercall::{HvShow, OP_STOP};
-    use shared_abi::vcpu_page::VCPU_DIRECT;
     use std::vec;
     use std::vec::Vec;
 
