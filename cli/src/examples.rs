@@ -96,7 +96,7 @@ Examples:
   perfctr record -g -e cycles -a -- sleep 10
       Samples all CPUs for ten seconds, user mode and the kernel.
   perfctr record --host -- sleep 10
-      Samples a Xen host for ten seconds: the hypervisor and all domains.
+      Samples a host for ten seconds: the hypervisor and all domains, or KVM and all machines.
   perfctr record --names
       Records in a domain which threads execute, for a host's profile.";
 
@@ -112,8 +112,8 @@ Examples:
       Draws who called whom, for a browser.
   perfctr report -f perf -o perf.data
       Writes the profile as a file that Linux's `perf report` reads.
-  perfctr report --guest 3=web.names
-      Names the threads and functions of a host's domain 3, which has recorded them.
+  perfctr report --guest web=web.names
+      Names the threads and functions of a host's domain web, which has recorded them.
   perfctr report -i perf.data
       Shows what Linux's `perf record` has recorded.";
 
@@ -150,4 +150,4 @@ Examples:
   perfctr top --functions
       Shows in which functions all programs are.
   perfctr top --host
-      Shows which domains of a Xen host execute which functions, also of the hypervisor.";
+      Shows which domains of a host execute which functions, also of the hypervisor.";

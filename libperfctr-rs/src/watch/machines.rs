@@ -6,12 +6,13 @@
 //! an event of its own, which the processor counts only there.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use perf_event_open_sys::bindings as perf;
 use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
 
 use super::ring::Ring;
-use super::samples::{Fields, Found, Read};
+use super::samples::{Fields, Found, Pause, Read};
 use super::{ALL, Samples, number, online};
 use crate::error::Error;
 use crate::event::Event;
@@ -130,7 +131,7 @@ pub struct Counted {
     /// The mode.
     pub mode: CpuMode,
     /// The count, and for how long it was counted. If others have used the counter for a part of
-    /// the time, there are no samples of that part.
+    /// the time, or the kernel has stopped the event, there are no samples of that part.
     pub total: Total,
     /// The samples that were taken of this mode on this CPU.
     pub samples: u64,
@@ -174,6 +175,36 @@ struct OfMode {
     mode: CpuMode,
     event: PerfEvent,
     samples: u64,
+    pauses: Pauses,
+}
+
+/// For how long the kernel has stopped an event because it had too many samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pauses {
+    /// When the last pause has begun, if it has not ended.
+    since: Option<u64>,
+    /// Those that have ended. Unit: ns.
+    sum: u64,
+}
+
+impl Pauses {
+    fn add(&mut self, pause: Pause) {
+        match (pause.begins, self.since) {
+            (true, None) => self.since = Some(pause.time),
+            (false, Some(since)) => {
+                self.sum = self.sum.saturating_add(pause.time.saturating_sub(since));
+                self.since = None;
+            }
+            // One of the records was lost.
+            _ => {}
+        }
+    }
+
+    /// Leaves the pauses out of the time in which the event has counted.
+    fn leave_out(&self, total: Total) -> Total {
+        let running = total.running.saturating_sub(Duration::from_nanos(self.sum));
+        Total { running, ..total }
+    }
 }
 
 const FIELDS: Fields = Fields { counts: false, callers: false, branches: false, ids: true };
@@ -228,6 +259,12 @@ impl MachineSamples {
             let bytes = of_cpu.ring.drain();
             let records = self.read.records(&bytes, FIELDS);
             records.ok_or(Error::Malformed("record of a perf event"))?;
+            for pause in self.read.pauses.drain(..) {
+                let index = of_cpu.indices.get(&pause.id).copied();
+                if let Some(of) = index.and_then(|index| of_cpu.events.get_mut(index)) {
+                    of.pauses.add(pause);
+                }
+            }
             for found in self.read.samples.drain(..) {
                 let index = found.id.and_then(|id| of_cpu.indices.get(&id));
                 let of = index.and_then(|&index| of_cpu.events.get_mut(index));
@@ -257,8 +294,9 @@ impl MachineSamples {
     /// The kernel's error.
     pub fn counted(&self) -> Result<Vec<Counted>, Error> {
         let of_cpus = self.cpus.iter().flat_map(|of_cpu| {
-            of_cpu.events.iter().map(|&OfMode { mode, ref event, samples }| {
+            of_cpu.events.iter().map(|&OfMode { mode, ref event, samples, pauses }| {
                 let (total, _) = read(event)?;
+                let total = pauses.leave_out(total);
                 Ok(Counted { cpu: of_cpu.cpu, mode, total, samples })
             })
         });
@@ -292,7 +330,7 @@ impl OfCpu {
             })?;
             let (_, id) = read(&opened)?;
             indices.insert(id, events.len());
-            events.push(OfMode { mode, event: opened, samples: 0 });
+            events.push(OfMode { mode, event: opened, samples: 0, pauses: Pauses::default() });
         }
         let first = events.first().ok_or(Error::unavailable(event, "it counts in no mode"))?;
         let ring = Ring::new(&first.event).map_err(Error::kernel(MAPPING))?;
@@ -398,6 +436,22 @@ mod tests {
         assert_eq!(missing(599, 10, 10, 2), 3);
         assert_eq!(missing(500, 10, 5, 5), 5, "others had the counter for half of the time");
         assert_eq!(missing(0, 10, 0, 0), 0, "nobody knows");
+    }
+
+    #[test]
+    fn pauses_are_no_time_in_which_an_event_has_counted() {
+        let mut pauses = Pauses::default();
+        let records =
+            [(true, 10), (false, 40), (false, 50), (true, 60), (true, 70), (false, 80), (true, 90)];
+        for (begins, time) in records {
+            pauses.add(Pause { begins, time, id: 7 });
+        }
+        assert_eq!(pauses, Pauses { since: Some(90), sum: 50 });
+        let total = pauses.leave_out(Total::of_ns(500, 100, 100));
+        assert_eq!(total, Total::of_ns(500, 100, 50));
+        assert_eq!(Counted::new(0, CpuMode::HostUser, total, 5).missing(100), 5);
+        let long = Pauses { since: None, sum: 500 };
+        assert!(long.leave_out(Total::of_ns(500, 100, 100)).running.is_zero());
     }
 
     #[test]

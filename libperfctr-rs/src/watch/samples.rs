@@ -150,6 +150,19 @@ pub(super) struct Read {
     pub(super) samples: VecDeque<Found>,
     pub(super) lost: u64,
     pub(super) throttled: u64,
+    /// When the kernel has stopped an event for a while, and when it has started one again.
+    pub(super) pauses: Vec<Pause>,
+}
+
+/// A moment at which the kernel has stopped an event that had too many samples, or has started it
+/// again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pause {
+    pub(super) begins: bool,
+    /// By the event's clock. Unit: ns.
+    pub(super) time: u64,
+    /// The number that the kernel has given the event.
+    pub(super) id: u64,
 }
 
 /// A sample, with what its record says of it besides.
@@ -313,7 +326,14 @@ impl Read {
                     self.samples.push_back(Found { sample, misc, id });
                 }
                 perf::PERF_RECORD_LOST => self.lost += words.nth(1)?,
-                perf::PERF_RECORD_THROTTLE => self.throttled += 1,
+                perf::PERF_RECORD_THROTTLE | perf::PERF_RECORD_UNTHROTTLE => {
+                    let begins = kind == perf::PERF_RECORD_THROTTLE;
+                    self.throttled += u64::from(begins);
+                    if fields.ids {
+                        let [time, id] = [words.next()?, words.next()?];
+                        self.pauses.push(Pause { begins, time, id });
+                    }
+                }
                 _ => {}
             }
             bytes = rest;
@@ -427,7 +447,8 @@ mod tests {
         let alone = Sample { callers: Vec::new(), ..expected.clone() };
         for (callers, expected) in [(true, expected), (false, alone)] {
             let expected = Found { sample: expected, misc: 0, id: None };
-            let expected = Read { samples: [expected].into(), lost: 7, throttled: 1 };
+            let expected =
+                Read { samples: [expected].into(), lost: 7, throttled: 1, ..Read::default() };
             assert_eq!(read(&bytes, callers), Some(expected));
         }
     }
