@@ -11,8 +11,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, compiler_fence};
 
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW,
-    OP_UNREGISTER,
+    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_SHOW, OP_UNREGISTER,
 };
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -31,9 +30,8 @@ pub struct Restoration {
     next: Note,
     /// The number of the machine on its host, or 0 if the host does not answer.
     machine: AtomicU64,
-    /// Whether the host lets the machine count.
-    may_count: AtomicBool,
-    /// The page's content when the vCPU was last interrupted, and which page it was.
+    /// The page's content when the vCPU was last interrupted, and which page it was. A load since
+    /// then has added direct reads to the flags.
     seen_frame: AtomicU64,
     seen_overflows: AtomicU64,
     seen_flags: AtomicU32,
@@ -75,14 +73,6 @@ impl Note {
     }
 }
 
-/// What a host has done with the machine of a vCPU.
-struct Answer {
-    /// Whether it has restored the machine, or has allowed it to count.
-    moved: bool,
-    /// Whether it has allowed or forbidden the machine to count.
-    decided: bool,
-}
-
 /// What has changed in a vCPU's page from one interrupt to the next.
 struct Change {
     /// How many of the driver's interrupts explain it, from 0 to 2.
@@ -107,7 +97,6 @@ impl Restoration {
             page: Note::new(),
             next: Note::new(),
             machine: AtomicU64::new(0),
-            may_count: AtomicBool::new(false),
             seen_frame: AtomicU64::new(0),
             seen_overflows: AtomicU64::new(0),
             seen_flags: AtomicU32::new(0),
@@ -136,10 +125,18 @@ impl Restoration {
         }
         // The interrupt may find a reason of its own in the meantime, which is the one to keep.
         let refusal = if registers { self.refusal.swap(0, Relaxed) } else { 0 };
+        // A load permits direct reads. If the host forbids them before the next interrupt, the page
+        // has the flags of the last one then.
+        if op == OP_LOAD {
+            self.seen_flags.fetch_or(VCPU_DIRECT, Relaxed);
+        }
         // The interrupt finds the note, whether it comes before the hypercall or after it.
         compiler_fence(SeqCst);
         let answer = hypervisor.hypercall(op, argument);
         compiler_fence(SeqCst);
+        if op == OP_LOAD && answer.is_err() {
+            self.seen_flags.fetch_and(!VCPU_DIRECT, Relaxed);
+        }
         if !is_kept(op, answer) {
             note.clear();
         }
@@ -199,16 +196,15 @@ impl Restoration {
         let change = self.change_of(note, page);
         // Overflows are frequent, and asking costs an exit. Where the flags have changed, the host
         // may have forbidden the machine to count and allowed it again, and the interrupts of both
-        // may have become one. Where they have not, they may have changed twice since the last
-        // interrupt: a machine that was forbidden and allowed has counted, and is forbidden again.
+        // may have become one.
         if change.is_of_overflows {
             return change.interrupts;
         }
-        let answer = self.asks_machine(hypervisor);
-        if answer.moved {
+        let moved = self.asks_machine(hypervisor);
+        if moved {
             self.look.store(true, Relaxed);
         }
-        change.interrupts.max(u32::from(answer.moved || answer.decided))
+        change.interrupts.max(u32::from(moved))
     }
 
     /// Returns whether the kernel has to call [`Self::looks`] where it may wait.
@@ -291,8 +287,8 @@ impl Restoration {
         Change { interrupts, is_of_overflows: more != 0 && !other_flags && is_direct }
     }
 
-    /// Returns what the host has done with the machine since the last call.
-    fn asks_machine(&self, hypervisor: &impl Hypervisor) -> Answer {
+    /// Returns whether the machine has been restored or allowed to count since the last call.
+    fn asks_machine(&self, hypervisor: &impl Hypervisor) -> bool {
         let mut now = HvQuery {
             abi_major: u32::from(ABI_MAJOR),
             abi_minor: u32::from(ABI_MINOR),
@@ -300,11 +296,7 @@ impl Restoration {
         };
         let asked = hypervisor.hypercall(OP_QUERY, now.as_mut_bytes());
         let machine = asked.map_or(0, |()| now.machine);
-        let may_count = asked.is_ok() && now.features & FEATURE_ENABLED != 0;
-        Answer {
-            moved: self.machine.swap(machine, Relaxed) != machine,
-            decided: self.may_count.swap(may_count, Relaxed) != may_count,
-        }
+        self.machine.swap(machine, Relaxed) != machine
     }
 }
 
@@ -344,7 +336,7 @@ mod tests {
     use core::cell::{Cell, RefCell};
     use shared_abi::PmuCaps;
     use shared_abi::WireCaps;
-    use shared_abi::hypercall::{HvShow, OP_STOP};
+    use shared_abi::hypercall::{FEATURE_ENABLED, HvShow, OP_STOP};
     use std::vec;
     use std::vec::Vec;
 
@@ -354,7 +346,6 @@ mod tests {
     /// A hypervisor whose answers the test sets.
     struct Host {
         machine: Cell<u64>,
-        allows: Cell<bool>,
         refuses: Cell<Option<(u32, Errno)>>,
         asked: RefCell<Vec<(u32, Vec<u8>)>>,
     }
@@ -377,12 +368,7 @@ mod tests {
 
     impl Host {
         fn new() -> Self {
-            Self {
-                machine: Cell::new(31),
-                allows: Cell::new(true),
-                refuses: Cell::new(None),
-                asked: RefCell::default(),
-            }
+            Self { machine: Cell::new(31), refuses: Cell::new(None), asked: RefCell::default() }
         }
 
         fn answer(&self) -> HvQuery {
@@ -391,7 +377,7 @@ mod tests {
                 abi_major: u32::from(ABI_MAJOR),
                 machine: self.machine.get(),
                 caps: WireCaps::from(&caps),
-                features: if self.allows.get() { FEATURE_ENABLED } else { 0 },
+                features: FEATURE_ENABLED,
                 ..HvQuery::default()
             }
         }
@@ -832,17 +818,17 @@ mod tests {
         let (page, before) = (page(EXECUTING, 3), host.answer());
         let vcpu = On::with_page(&host, &page);
         for _ in 0..3 {
-            // At each interrupt the page says that nothing counts, and in between it counts.
+            // At each interrupt the page permits no direct reads, and in between it does.
             page.flags.store(VCPU_REGISTERED | VCPU_EXECUTING, Relaxed);
-            host.allows.set(false);
             assert!(vcpu.interrupted(&before, &page), "it is forbidden");
-            assert!(!vcpu.restoration.wants_look(), "it keeps its page");
+            host.refuses.set(Some((OP_LOAD, Errno::PERM)));
+            assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(Errno::PERM));
             assert!(!vcpu.interrupted(&before, &page), "this one is somebody else's");
-            host.allows.set(true);
+            host.refuses.set(None);
             host.machine.set(host.machine.get() + 1);
             assert!(vcpu.interrupted(&before, &page), "it is allowed");
-            assert!(vcpu.restoration.wants_look());
-            assert!(!vcpu.looks(&before, true), "it goes on with its page");
+            assert!(!vcpu.interrupted(&before, &page), "this one is somebody else's, too");
+            vcpu.hypercall(OP_LOAD, &mut []).unwrap();
             page.flags.store(EXECUTING, Relaxed);
         }
     }

@@ -213,13 +213,15 @@ impl Vcpu {
     }
 
     /// Stops the vCPU's counters, because the host forbids its domain to count. The page does not
-    /// allow direct reads until the guest loads again.
-    pub fn revoke<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) {
-        if self.state.direct {
+    /// allow direct reads until the guest loads again. Returns whether it has allowed them.
+    pub fn revoke<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, page: &VcpuPage) -> bool {
+        let could_read = self.state.direct;
+        if could_read {
             self.state.direct = false;
             self.record(cpu, Filter::NONE);
             self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
         }
+        could_read
     }
 
     /// Returns whether the vCPU's branches can be recorded as the filter says.

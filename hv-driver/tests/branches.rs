@@ -521,7 +521,7 @@ fn nothing_is_recorded_for_who_may_not_count_or_has_no_page_or_does_not_execute(
     let ends: [End; 6] = [
         |guest, host| _ = guest.vcpu.unregister(&mut host.cpu(), &guest.page),
         |guest, host| guest.vcpu.abandon(&mut host.cpu()),
-        |guest, host| guest.vcpu.revoke(&mut host.cpu(), &guest.page),
+        |guest, host| _ = guest.vcpu.revoke(&mut host.cpu(), &guest.page),
         |guest, host| assert!(!guest.switch_from(host)),
         |guest, host| {
             guest.switch_from(host);

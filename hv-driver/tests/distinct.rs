@@ -566,7 +566,7 @@ type End = (&'static str, fn(&mut Guested, &mut Host));
 fn the_host_knows_that_a_vcpu_interrupts_no_more() {
     let ends: [End; 4] = [
         ("stopped", |vcpu, host| vcpu.vcpu.stop(&mut host.cpu(), &vcpu.page)),
-        ("forbidden", |vcpu, host| vcpu.vcpu.revoke(&mut host.cpu(), &vcpu.page)),
+        ("forbidden", |vcpu, host| _ = vcpu.vcpu.revoke(&mut host.cpu(), &vcpu.page)),
         ("unregistered", |vcpu, host| _ = vcpu.vcpu.unregister(&mut host.cpu(), &vcpu.page)),
         ("reset", |vcpu, host| vcpu.vcpu.abandon(&mut host.cpu())),
     ];

@@ -739,12 +739,12 @@ fn revoking_takes_effect_on_a_vcpu_that_never_switches() {
     m.load(&[counter(0, BOTH)]);
     m.pmu.retire(9);
     m.pmu.take_writes();
-    m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+    assert!(m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page)), "its kernel has to look");
     assert_eq!(m.pmu.take_writes(), [(IA32_PERFEVTSEL0, 0)]);
     let slots = [PhysSlot::general(0).unwrap()];
     assert_eq!(sample_vcpu(&m.page, &m.pmu, &slots), Err(ReadError::NotDirect));
     assert_eq!((m.page.loaded.load(Relaxed), m.page.slots[0].sum.load(Relaxed)), (0, 9));
-    m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+    assert!(!m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page)), "it has been told");
     assert_eq!(m.page.generation.load(Relaxed), 2, "once");
     m.load(&[counter(0, BOTH)]);
     m.pmu.retire(4);
@@ -1355,7 +1355,7 @@ mod guests {
             let mut m = vmx(false);
             m.load(&[counter(0, BOTH)]);
             match revoked {
-                true => m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page)),
+                true => assert!(m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page))),
                 false => {
                     m.switch_from();
                     m.switch_to(0, Kernel, false);

@@ -568,8 +568,8 @@ fn toggle_otherwise(mut cpu: OnCpu<'_>, vcpu: &mut VcpuObject, kernel: bool) -> 
 
 /// Stops the vCPU that is current here, if the host no longer lets it count.
 ///
-/// Returns whether the host forbids its domain to count, or to count with the counters that the
-/// vCPU has loaded. See [`Vcpu::revoke`].
+/// Returns whether the vCPU's page has allowed direct reads until now, and does not any more: then
+/// its kernel has to look at the page. See [`Vcpu::revoke`].
 ///
 /// # Safety
 ///
@@ -587,10 +587,7 @@ pub unsafe extern "C" fn perfctr_core_revoke(
     let cpu = &mut here.cpu();
     // The host may have allowed the domain again since the interrupt was sent.
     let forbidden = !cpu.driver.admits(&domain.policy, controls, vcpu.slots());
-    if forbidden {
-        vcpu.revoke(cpu, page);
-    }
-    forbidden
+    forbidden && vcpu.revoke(cpu, page)
 }
 
 /// Handles an interrupt of the PMU. Returns whether to send the vCPU the virtual interrupt.

@@ -160,10 +160,7 @@ impl Machine {
         if good && explained == Nmi::Overflow && has_page && is_new && !ours {
             self.fail(format!("vCPU {index} leaves the NMI of an overflow to others"));
         }
-        // The host may decide while the module asks. Then the module takes this NMI for the one
-        // that follows, and leaves that one to others.
-        let unexplained = [explained, vcpu.nmi.get()] == [Nmi::Unexplained; 2];
-        if good && unexplained && (ours || vcpu.restoration.wants_look()) {
+        if good && explained == Nmi::Unexplained && (ours || vcpu.restoration.wants_look()) {
             self.fail(format!("vCPU {index} takes somebody else's NMI for the driver's"));
         }
         if vcpu.restoration.wants_look() {
