@@ -85,7 +85,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
     of_the_kernel(&mut tally)?;
     ends(&mut tally)?;
     record::others(&mut tally)?;
-    record::frequency(&mut tally)?;
+    record::frequency(&mut tally, provider)?;
     gated::functions(&mut tally)?;
     Ok(tally.finish())
 }
