@@ -137,7 +137,7 @@ const LEVELS: [(&str, bool, bool); 4] =
 
 fn paranoid() -> Result<()> {
     // Then perf lets everybody count everything.
-    with(perf::PARANOID, "-1", || {
+    with_text_in(perf::PARANOID, "-1", || {
         LEVELS.iter().try_for_each(|&(level, user, kernel)| levels(level, user, kernel))
     })
 }
@@ -147,7 +147,7 @@ fn paranoid() -> Result<()> {
 fn perfs_policy() -> Result<()> {
     for (level, bound) in [("1", false), ("2", true), ("3", true)] {
         let kernel = !(bound && can_ask_perf()?);
-        with(perf::PARANOID, level, || levels("-1", true, kernel))
+        with_text_in(perf::PARANOID, level, || levels("-1", true, kernel))
             .with_context(|| format!("perf's level {level}"))?;
     }
     Ok(())
@@ -166,8 +166,8 @@ fn can_ask_perf() -> Result<bool> {
     Ok(numbers >= vec![6, 15])
 }
 
-/// Writes this to a file while it is `tested`.
-fn with(path: &str, text: &str, tested: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Writes this text to a file, calls `tested`, and restores the file.
+fn with_text_in(path: &str, text: &str, tested: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = fs::read_to_string(path).with_context(|| path.to_owned())?;
     fs::write(path, text).with_context(|| path.to_owned())?;
     let outcome = tested();
@@ -177,7 +177,7 @@ fn with(path: &str, text: &str, tested: impl FnOnce() -> Result<()>) -> Result<(
 
 /// Checks what users and the administrator may count at a level of the module's.
 fn levels(level: &str, user: bool, kernel: bool) -> Result<()> {
-    with(PARANOID, level, || {
+    with_text_in(PARANOID, level, || {
         as_user(NOBODY, || may(USER, user).and_then(|()| may(KERNEL, kernel)))
             .and_then(|()| may(KERNEL, true).context("the administrator"))
     })
