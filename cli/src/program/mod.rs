@@ -153,8 +153,13 @@ fn numbered(directory: &str) -> io::Result<Vec<pid_t>> {
 
 /// Returns a line of the thread's `/proc/PID/status`, see `proc_pid_status(5)`.
 pub fn status(pid: pid_t, key: &str) -> Option<String> {
+    status_in(Path::new("/proc"), pid, key)
+}
+
+/// Returns the same line of the file below this directory, in place of `/proc`.
+pub fn status_in(proc: &Path, pid: pid_t, key: &str) -> Option<String> {
     // The thread's name is in this file, and may be any bytes.
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = fs::read(proc.join(pid.to_string()).join("status")).ok()?;
     value(&String::from_utf8_lossy(&status), key)
 }
 

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use libc::pid_t;
 use perfctr::host::DomainClock;
 
 use crate::domains::{PROC, name_of_process};
@@ -97,7 +98,7 @@ impl Machines {
         let number = KERNEL_THREADS.iter().find_map(|prefix| name.strip_prefix(prefix))?;
         let process = number.trim_start_matches(|c: char| !c.is_ascii_digit());
         let process = process.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
-        let parent = program::status(tid.cast_signed(), "PPid");
+        let parent = program::status_in(&self.proc, tid.cast_signed(), "PPid");
         (self.known.contains_key(&process) && parent.as_deref() == Some(KTHREADD))
             .then_some(process)
     }
@@ -142,10 +143,8 @@ impl Machines {
     }
 
     /// Returns the process of a thread.
-    fn process_of(&self, tid: u32) -> Option<u32> {
-        let status = fs::read(self.proc.join(tid.to_string()).join("status")).ok()?;
-        let status = String::from_utf8_lossy(&status);
-        status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+    fn process_of(&self, tid: pid_t) -> Option<u32> {
+        program::status_in(&self.proc, tid, "Tgid")?.parse().ok()
     }
 
     /// Finds machines by the descriptors of all processes.
@@ -357,15 +356,20 @@ mod tests {
     #[test]
     fn only_the_kernels_own_threads_serve_a_machine() {
         let files = Files::new("served");
-        let this = std::process::id();
-        files.process(this, this, "web");
-        files.vcpu(&format!("{this}-1"), 0, 510, 3);
+        files.process(500, 500, "web");
+        files.vcpu("500-1", 0, 510, 3);
+        // Thread 2 is the parent of the kernel's threads, and no child of itself.
+        for (tid, parent) in [(2, 0), (70, 2), (71, 1)] {
+            files.write(&format!("proc/{tid}/status"), &format!("Name:\tx\nPPid:\t{parent}\n"));
+        }
         let mut machines = files.machines();
         machines.look();
-        // Thread 2 is the parent of the kernel's threads, and no child of itself.
-        for tid in [this, 2] {
-            assert_eq!(machines.served(tid, &format!("vhost-{this}")), None);
+        let serve = |name: &str| [70, 71, 2, 9].map(|tid| machines.served(tid, name));
+        for name in ["vhost-500", "vhost-500-1", "kvm-pit/500", "kvm-nx-lpage-re-500"] {
+            assert_eq!(serve(name), [Some(500), None, None, None], "{name}");
         }
-        assert_eq!(machines.served(this, "nginx"), None);
+        for name in ["nginx", "vhost-501", "vhost-", "500"] {
+            assert_eq!(serve(name), [None; 4], "{name}");
+        }
     }
 }

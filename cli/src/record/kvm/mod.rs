@@ -90,6 +90,8 @@ pub struct Collector {
     taker: Option<Taker<MachineSamples>>,
     machines: Machines,
     looked: Instant,
+    /// The domain of each process that was sampled since machines were looked for.
+    domains: HashMap<u32, u32>,
     /// Both clocks since sampling began.
     moments: Option<Moments>,
     memory: Memory,
@@ -131,6 +133,7 @@ impl Collector {
             taker: None,
             machines,
             looked: Instant::now(),
+            domains: HashMap::new(),
             moments: None,
             memory: Memory::default(),
             places: Places::default(),
@@ -151,9 +154,10 @@ impl Collector {
         Ok(())
     }
 
-    fn look(&mut self) {
+    fn look_for_machines(&mut self) {
         self.machines.look();
         self.looked = Instant::now();
+        self.domains.clear();
     }
 
     fn add_all(&mut self, taken: &Taken<MachineSample>) {
@@ -166,7 +170,7 @@ impl Collector {
         let is_guests = sample.mode.is_guests();
         if is_guests && self.machines.of(sample.pid).is_none_or(|of| of.vcpu(sample.tid).is_none())
         {
-            self.look();
+            self.look_for_machines();
             if self.machines.of(sample.pid).is_none() {
                 self.machines.add_unlisted(sample.pid);
             }
@@ -186,37 +190,33 @@ impl Collector {
     /// by its own number.
     fn thread(&mut self, sample: &MachineSample) -> u32 {
         let &MachineSample { pid, tid, .. } = sample;
-        let machine = self.machines.of(pid);
-        let vcpu = machine.and_then(|machine| machine.vcpu(tid));
-        let (mut domain, mut called) = match machine {
-            Some(machine) => (pid, machine.name.clone()),
-            None => (CONTROL_DOMAIN, HOST.to_owned()),
-        };
-        let before = self.profile.threads.len();
-        let of_machine = |served: u32, machines: &Machines| {
-            machines.of(served).map(|machine| (served, machine.name.clone()))
-        };
-        let own = || name(tid.cast_signed());
-        if machine.is_none() && pid == tid && pid != 0 {
-            let served = self.served(pid, &own());
-            if let Some(of) = served.and_then(|served| of_machine(served, &self.machines)) {
-                (domain, called) = of;
-            }
-        }
-        let number = vcpu.unwrap_or(tid);
-        let Self { samples, profile, .. } = self;
-        let index = samples.thread(profile, domain, number, || called);
+        let domain = self.domain(pid);
+        let Self { machines, samples, profile, .. } = self;
+        let vcpu = machines.of(pid).and_then(|machine| machine.vcpu(tid));
+        let called = || machines.of(domain).map_or(HOST.to_owned(), |of| of.name.clone());
+        let before = profile.threads.len();
+        let index = samples.thread(profile, domain, vcpu.unwrap_or(tid), called);
         if profile.threads.len() > before && vcpu.is_none() {
             profile.threads[index as usize].task = Some(match tid {
                 0 => Task::idle(),
-                _ => Task { pid, tid, name: own(), process: name(pid.cast_signed()) },
+                _ => {
+                    let [name, process] = [tid, pid].map(|number| name(number.cast_signed()));
+                    Task { pid, tid, name, process }
+                }
             });
         }
         index
     }
 
-    fn served(&self, tid: u32, name: &str) -> Option<u32> {
-        self.machines.served(tid, name)
+    /// Returns the domain for which a process executes: its own machine, the machine that this
+    /// thread of the kernel serves, or the host.
+    fn domain(&mut self, pid: u32) -> u32 {
+        let Self { domains, machines, .. } = self;
+        *domains.entry(pid).or_insert_with(|| match pid {
+            0 => CONTROL_DOMAIN,
+            _ if machines.of(pid).is_some() => pid,
+            _ => machines.served(pid, &name(pid.cast_signed())).unwrap_or(CONTROL_DOMAIN),
+        })
     }
 
     /// Returns the place of a sample, which is of this domain.
@@ -313,7 +313,7 @@ impl Collects for Collector {
             wanted == Wanted::default(),
             "a KVM host's samples do not say at which instruction of a guest the host was entered"
         );
-        self.look();
+        self.look_for_machines();
         self.moments = Some(Moments::begin()?);
         let rings = MachineSamples::start(event, cpus)?;
         if let Some(host) = &mut self.profile.host {
@@ -326,7 +326,7 @@ impl Collects for Collector {
     fn take(&mut self) -> Result<(), Error> {
         self.memory.next_tick();
         if self.looked.elapsed() >= LOOK_EACH {
-            self.look();
+            self.look_for_machines();
         }
         // Without a further moment the times are less exact.
         self.moments.as_mut().map(Moments::tick);
@@ -347,7 +347,7 @@ impl Collects for Collector {
         if let Some(rings) = rings {
             self.ended = Ended { counted: rings.counted()?, throttled: rings.throttled() };
         }
-        self.look();
+        self.look_for_machines();
         Ok(())
     }
 
