@@ -405,12 +405,14 @@ impl Profile {
         stack.frames.iter().copied().chain(ends).map(|frame| self.frames[frame as usize])
     }
 
+    /// Returns whether it is the profile of a KVM host.
+    pub fn is_of_kvm_host(&self) -> bool {
+        self.host.as_ref().is_some_and(|host| host.kvm.is_some())
+    }
+
     /// Returns the noun for its threads.
     pub fn thread_noun(&self) -> &'static str {
-        match &self.host {
-            Some(Host { kvm: None, .. }) => "vCPU",
-            _ => "thread",
-        }
+        if self.host.is_some() && !self.is_of_kvm_host() { "vCPU" } else { "thread" }
     }
 
     /// Returns the name of a thread.

@@ -173,9 +173,7 @@ impl Recording {
                     if profile.frequency.is_some() {
                         samples.add_one(origin, sample.period, time);
                     } else {
-                        // Several periods may have ended at once.
-                        let periods = (sample.period / profile.period).max(1);
-                        samples.add(origin, periods, time);
+                        samples.add(origin, sample.periods(profile.period), time);
                     }
                 }
             }

@@ -365,9 +365,8 @@ fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
         lines.push(format!("lost {lost}{why}"));
     }
     // What a KVM host's profile lacks has been said already.
-    let is_known = profile.host.as_ref().is_some_and(|host| host.kvm.is_some());
     if let missed @ 1.. = profile.missed().saturating_sub(profile.lost)
-        && !is_known
+        && !profile.is_of_kvm_host()
     {
         let missed = counted(missed, "sample");
         lines.push(format!("missed {missed}, of threads that ended or were killed before"));

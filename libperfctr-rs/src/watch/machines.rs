@@ -12,7 +12,7 @@ use perf_event_open_sys::bindings as perf;
 use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
 
 use super::ring::Ring;
-use super::samples::{Fields, Found, Pause, Read};
+use super::samples::{Fields, Found, Pause, Read, periods};
 use super::{ALL, Samples, number, online};
 use crate::error::Error;
 use crate::event::Event;
@@ -114,6 +114,12 @@ impl MachineSample {
             cpu: sample.cpu,
             period: sample.period,
         }
+    }
+
+    /// Returns how many periods of this length have ended at the sample, as
+    /// [`Sample::periods`](super::Sample::periods) does.
+    pub fn periods(&self, period: u64) -> u64 {
+        periods(self.period, period)
     }
 
     /// Makes a sample at this address, for tests of what reads samples.
@@ -269,8 +275,7 @@ impl MachineSamples {
                 let index = found.id.and_then(|id| of_cpu.indices.get(&id));
                 let of = index.and_then(|&index| of_cpu.events.get_mut(index));
                 let of = of.ok_or(Error::Malformed("number of a perf event"))?;
-                // Several periods may have ended at once.
-                of.samples += (found.sample.period / self.period).max(1);
+                of.samples += found.sample.periods(self.period);
                 taken.push(MachineSample::new(&found, of.mode));
             }
         }
@@ -390,17 +395,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_of_the_mode_that_was_counted_wherever_the_interrupt_came() {
-        let sample = Sample {
-            ip: 0x1234,
-            pid: 7,
-            tid: 8,
-            time: 99,
-            cpu: 3,
-            period: 1_000,
-            count: None,
-            callers: Vec::new(),
-            branches: Vec::new(),
-        };
+        let sample = Sample::example();
         let of = |misc: u32, counted| {
             let found = Found { sample: sample.clone(), misc: misc as u16, id: None };
             let MachineSample { mode, ip, pid, tid, time, cpu, period } =

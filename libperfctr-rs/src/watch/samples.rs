@@ -44,6 +44,37 @@ pub struct Sample {
     pub branches: Vec<Branch>,
 }
 
+impl Sample {
+    /// Returns how many periods of this length have ended at the sample. The kernel writes one
+    /// sample for several periods that have ended at once.
+    pub fn periods(&self, period: u64) -> u64 {
+        periods(self.period, period)
+    }
+}
+
+#[cfg(test)]
+impl Sample {
+    /// Makes a sample without the fields that only some samples have.
+    pub(super) const fn example() -> Self {
+        Self {
+            ip: 0x1234,
+            pid: 7,
+            tid: 8,
+            time: 99,
+            cpu: 3,
+            period: 1_000,
+            count: None,
+            callers: Vec::new(),
+            branches: Vec::new(),
+        }
+    }
+}
+
+/// Returns how many periods of this length have ended at a sample that stands for these events.
+pub(super) fn periods(events: u64, period: u64) -> u64 {
+    (events / period.max(1)).max(1)
+}
+
 /// A branch that a processor has taken and recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -422,6 +453,13 @@ mod tests {
     }
 
     #[test]
+    fn a_sample_stands_for_whole_periods_and_at_least_for_one() {
+        let of = |events| Sample { period: events, ..Sample::example() }.periods(100);
+        assert_eq!([0, 99, 100, 199, 200, 350].map(of), [1, 1, 1, 1, 2, 3]);
+        assert_eq!(Sample::example().periods(0), 1_000, "a period has one event at least");
+    }
+
+    #[test]
     fn records_are_parsed() {
         let context = -512_i64 as u64;
         let words = [0x1234, two(7, 8), 99, two(3, 0), 1_000, 4, context, 0x1234, 0x50, 0x60];
@@ -432,18 +470,7 @@ mod tests {
             record(perf::PERF_RECORD_LOST, &[9, 2]),
         ]
         .concat();
-        let callers = vec![0x50, 0x60];
-        let expected = Sample {
-            ip: 0x1234,
-            pid: 7,
-            tid: 8,
-            time: 99,
-            cpu: 3,
-            period: 1_000,
-            count: None,
-            callers,
-            branches: Vec::new(),
-        };
+        let expected = Sample { callers: vec![0x50, 0x60], ..Sample::example() };
         let alone = Sample { callers: Vec::new(), ..expected.clone() };
         for (callers, expected) in [(true, expected), (false, alone)] {
             let expected = Found { sample: expected, misc: 0, id: None };

@@ -44,9 +44,8 @@ pub fn process(profile: &Profile, thread: &Thread) -> u32 {
 /// Returns the number of a thread's domain. The machines of a KVM host have the numbers of
 /// processes, which can be very large, so that their order among the threads numbers them.
 fn domain(profile: &Profile, thread: &Thread) -> u32 {
-    let is_kvm = profile.host.as_ref().is_some_and(|host| host.kvm.is_some());
     let first = || profile.threads.iter().position(|other| other.pid == thread.pid);
-    if is_kvm { first().map_or(0, |index| index as u32) } else { thread.pid }
+    if profile.is_of_kvm_host() { first().map_or(0, |index| index as u32) } else { thread.pid }
 }
 
 /// Returns the number that the first of these threads gives them all. The numbers that domains give
@@ -96,9 +95,8 @@ pub fn check(profile: &Profile) -> Result<()> {
 pub fn mode(profile: &Profile, thread: &Thread, frame: Frame) -> u32 {
     let layer = frame.module.and_then(|module| profile.modules[module as usize].layer);
     let is_guest = profile.host.is_some() && thread.pid != CONTROL_DOMAIN;
-    let is_kvm = profile.host.as_ref().is_some_and(|host| host.kvm.is_some());
     match layer {
-        Some(Layer::Hypervisor) if is_kvm && !is_kernels(frame.address) => {
+        Some(Layer::Hypervisor) if profile.is_of_kvm_host() && !is_kernels(frame.address) => {
             perf::PERF_RECORD_MISC_USER
         }
         Some(Layer::Kernel) if is_guest => perf::PERF_RECORD_MISC_GUEST_KERNEL,

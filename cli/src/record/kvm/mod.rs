@@ -179,8 +179,7 @@ impl Collector {
         let thread = self.thread(sample);
         let domain = self.profile.threads[thread as usize].pid;
         let frame = self.frame(sample, domain);
-        // Several periods may have ended at once.
-        let periods = (sample.period / self.profile.period).max(1);
+        let periods = sample.periods(self.profile.period);
         let frames = [frame];
         let origin = SampleOrigin { cpu: Some(sample.cpu), ..SampleOrigin::new(thread, &frames) };
         self.samples.add(origin, periods, Some(sample.time));
