@@ -27,9 +27,9 @@
 #define PERFCTR_WINDOW_BYTES 16
 
 /*
- * Bytes of storage of a vCPU's need of the host's counters, all zeroes at first.
+ * Bytes of storage of a vCPU's demand for the host's counters, all zeroes at first.
  */
-#define PERFCTR_NEED_BYTES 16
+#define PERFCTR_VCPU_DEMAND_BYTES 16
 
 /*
  * Bytes of storage of a domain, all zeroes at first.
@@ -215,11 +215,6 @@ struct perfctr_core_driver;
 struct Limits;
 
 /*
- * What a vCPU notes of the counters that it needs. It keeps this without a page.
- */
-struct perfctr_core_need;
-
-/*
  * Whether the driver has the counters. The glue's lock is held during each call.
  */
 struct perfctr_core_reservation;
@@ -228,6 +223,11 @@ struct perfctr_core_reservation;
  * The samples of one physical CPU. Its interrupt writes, and one reader at a time takes.
  */
 struct perfctr_core_ring;
+
+/*
+ * One vCPU's part of a Demand. The vCPU keeps it when it gives its page back.
+ */
+struct perfctr_core_vcpu_demand;
 
 /*
  * A vCPU with a page as C holds it.
@@ -476,22 +476,22 @@ bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          bool controls);
 
 /*
- * Notes that a vCPU of the domain needs the counters; see Need::begin.
+ * Notes that a vCPU of the domain needs the counters; see VcpuDemand::begin.
  */
-void perfctr_core_need_begins(struct perfctr_core_need *need,
-                              const struct perfctr_core_domain *domain,
-                              uint64_t times);
+void perfctr_core_demand_begins(struct perfctr_core_vcpu_demand *vcpu,
+                                const struct perfctr_core_domain *domain,
+                                uint64_t taken);
 
 /*
- * Notes that a vCPU of the domain no longer needs the counters; see Need::end.
+ * Notes that a vCPU of the domain no longer needs the counters; see VcpuDemand::end.
  */
-bool perfctr_core_need_ends(struct perfctr_core_need *need,
-                            const struct perfctr_core_domain *domain);
+bool perfctr_core_demand_ends(struct perfctr_core_vcpu_demand *vcpu,
+                              const struct perfctr_core_domain *domain);
 
 /*
- * Returns whether the driver has kept the counters since the vCPU got them; see Need::is_met.
+ * Returns whether the driver has kept the counters since the vCPU got them.
  */
-bool perfctr_core_need_is_met(const struct perfctr_core_need *need, uint64_t times);
+bool perfctr_core_has_counters(const struct perfctr_core_vcpu_demand *vcpu, uint64_t taken);
 
 /*
  * Returns whether the domain needs the counters.

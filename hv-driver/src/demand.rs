@@ -26,35 +26,38 @@ impl Demand {
     }
 }
 
-/// What a vCPU notes of the counters that it needs. It keeps this without a page.
+/// One vCPU's part of a [`Demand`]. The vCPU keeps it when it gives its page back.
 ///
+/// The driver numbers the occasions on which it takes the counters from the host's perf, from 1 on.
 /// Memory that is all zeros stands for a vCPU that needs no counters.
 #[derive(Debug, Default)]
-pub struct Need {
-    /// How often the driver had taken the counters when this vCPU got them; 0 if it needs none.
+pub struct VcpuDemand {
+    /// On which occasion the vCPU got the counters; 0 if it does not have them.
     taken: u64,
-    is_noted: bool,
+    /// Whether the domain's [`Demand`] has this vCPU.
+    is_counted: bool,
 }
 
-impl Need {
-    /// Notes that the vCPU needs the counters, which the driver has taken `times` times; 0 if it
-    /// does not have them now.
-    pub fn begin(&mut self, demand: &Demand, times: u64) {
-        if !mem::replace(&mut self.is_noted, true) {
+impl VcpuDemand {
+    /// Notes that the vCPU needs the counters. `taken` is the last occasion on which the driver has
+    /// taken them, or 0 if perf has them now.
+    pub fn begin(&mut self, demand: &Demand, taken: u64) {
+        if !mem::replace(&mut self.is_counted, true) {
             demand.begin();
         }
-        self.taken = times;
+        self.taken = taken;
     }
 
-    /// Notes that the vCPU no longer needs them. Returns whether no vCPU of the domain does now,
-    /// and this one did.
+    /// Notes that the vCPU no longer needs them. Returns whether it was the last vCPU of its domain
+    /// that did.
     pub fn end(&mut self, demand: &Demand) -> bool {
-        mem::take(self).is_noted && demand.end()
+        mem::take(self).is_counted && demand.end()
     }
 
     /// Returns whether the driver has kept the counters since the vCPU got them.
-    pub const fn is_met(&self, times: u64) -> bool {
-        times != 0 && self.taken == times
+    /// `taken` is as for [`begin`](Self::begin).
+    pub const fn has_counters(&self, taken: u64) -> bool {
+        taken != 0 && self.taken == taken
     }
 }
 
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_vcpu_that_asks_again_is_one_and_ends_once() {
-        let (mut first, mut second) = (Need::default(), Need::default());
+        let (mut first, mut second) = (VcpuDemand::default(), VcpuDemand::default());
         let demand = Demand::default();
         for _ in 0..2 {
             assert!(!first.end(&demand), "it needs nothing");
@@ -102,14 +105,17 @@ mod tests {
 
     #[test]
     fn a_vcpu_has_the_counters_until_the_driver_gives_them_back() {
-        let (mut need, demand) = (Need::default(), Demand::default());
-        assert!(!need.is_met(0) && !need.is_met(7));
-        need.begin(&demand, 0);
-        assert!(!need.is_met(0) && !need.is_met(7), "perf has them");
-        need.begin(&demand, 7);
-        assert!(need.is_met(7) && !need.is_met(0) && !need.is_met(8), "until they are taken anew");
-        need.end(&demand);
-        assert!(!need.is_met(7));
+        let (mut vcpu, demand) = (VcpuDemand::default(), Demand::default());
+        assert!(!vcpu.has_counters(0) && !vcpu.has_counters(7));
+        vcpu.begin(&demand, 0);
+        assert!(!vcpu.has_counters(0) && !vcpu.has_counters(7), "perf has them");
+        vcpu.begin(&demand, 7);
+        assert!(
+            vcpu.has_counters(7) && !vcpu.has_counters(0) && !vcpu.has_counters(8),
+            "until they are taken anew"
+        );
+        vcpu.end(&demand);
+        assert!(!vcpu.has_counters(7));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub mod vcpu;
 
 pub use account::Account;
 pub use arch::{Identity, RecordArea, Refusal};
-pub use demand::{Demand, Need};
+pub use demand::{Demand, VcpuDemand};
 pub use driver::Driver;
 pub use guest::Guest;
 pub use hal::{Pmu, Probe};

@@ -13,8 +13,9 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::settings;
 use hv_driver::vcpu::{GuestMode, ToggleWork};
 use hv_driver::{
-    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Limits, Need, Nmi, Options, Policy,
-    PolicyChange, RecordArea, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu, Window,
+    Account, Demand, Driver, Guest, HostFacts, Identity, Left, Limits, Nmi, Options, Policy,
+    PolicyChange, RecordArea, Refusal, Registration, Reservation, SampleRing, Serial, Vcpu,
+    VcpuDemand, Window,
 };
 use shared_abi::hypercall::{
     HvAccounting, HvAccounts, HvDomain, HvDomains, HvPlace, HvProfile, HvQuery, HvSample,
@@ -38,8 +39,8 @@ pub const CPU_BYTES: usize = 600;
 pub const VCPU_BYTES: usize = 2736;
 /// Bytes of what a vCPU keeps when its page is unregistered, all zeroes at first.
 pub const WINDOW_BYTES: usize = 16;
-/// Bytes of storage of a vCPU's need of the host's counters, all zeroes at first.
-pub const NEED_BYTES: usize = 16;
+/// Bytes of storage of a vCPU's demand for the host's counters, all zeroes at first.
+pub const VCPU_DEMAND_BYTES: usize = 16;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 24;
 /// Bytes of storage of a physical CPU's samples, all zeroes at first.
@@ -59,7 +60,7 @@ const _: [(); DRIVER_BYTES] = [(); size_of::<Driver>()];
 const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
 const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
 const _: [(); WINDOW_BYTES] = [(); size_of::<Window>()];
-const _: [(); NEED_BYTES] = [(); size_of::<Need>()];
+const _: [(); VCPU_DEMAND_BYTES] = [(); size_of::<VcpuDemand>()];
 const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
 const _: [(); RING_BYTES] = [(); size_of::<SampleRing>()];
 const _: [(); ACCOUNT_BYTES] = [(); size_of::<Account>()];
@@ -274,22 +275,27 @@ pub extern "C" fn perfctr_core_allows(
     driver.allows(&domain.policy, controls)
 }
 
-/// Notes that a vCPU of the domain needs the counters; see [`Need::begin`].
+/// Notes that a vCPU of the domain needs the counters; see [`VcpuDemand::begin`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_need_begins(need: &mut Need, domain: &DomainObject, times: u64) {
-    need.begin(&domain.demand, times);
+pub extern "C" fn perfctr_core_demand_begins(
+    vcpu: &mut VcpuDemand,
+    domain: &DomainObject,
+    taken: u64,
+) {
+    vcpu.begin(&domain.demand, taken);
 }
 
-/// Notes that a vCPU of the domain no longer needs the counters; see [`Need::end`].
+/// Notes that a vCPU of the domain no longer needs the counters; see [`VcpuDemand::end`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_need_ends(need: &mut Need, domain: &DomainObject) -> bool {
-    need.end(&domain.demand)
+pub extern "C" fn perfctr_core_demand_ends(vcpu: &mut VcpuDemand, domain: &DomainObject) -> bool {
+    vcpu.end(&domain.demand)
 }
 
-/// Returns whether the driver has kept the counters since the vCPU got them; see [`Need::is_met`].
+/// Returns whether the driver has kept the counters since the vCPU got them; see
+/// [`VcpuDemand::has_counters`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_need_is_met(need: &Need, times: u64) -> bool {
-    need.is_met(times)
+pub extern "C" fn perfctr_core_has_counters(vcpu: &VcpuDemand, taken: u64) -> bool {
+    vcpu.has_counters(taken)
 }
 
 /// Returns whether the domain needs the counters.

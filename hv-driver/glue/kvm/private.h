@@ -26,7 +26,7 @@ struct perfctr_vcpu {
 
 /* What a vCPU keeps when its page is unregistered. */
 struct perfctr_kept {
-	u64 need[PERFCTR_NEED_BYTES / sizeof(u64)];
+	u64 demand[PERFCTR_VCPU_DEMAND_BYTES / sizeof(u64)];
 	u64 window[PERFCTR_WINDOW_BYTES / sizeof(u64)];
 };
 
@@ -38,9 +38,10 @@ static inline struct perfctr_kept *perfctr_kept_of(struct kvm_vcpu *vcpu)
 	return (struct perfctr_kept *)vcpu->arch.perfctr_kept;
 }
 
-static inline struct perfctr_core_need *perfctr_need_of(struct kvm_vcpu *vcpu)
+static inline struct perfctr_core_vcpu_demand *
+perfctr_demand_of(struct kvm_vcpu *vcpu)
 {
-	return (struct perfctr_core_need *)perfctr_kept_of(vcpu)->need;
+	return (struct perfctr_core_vcpu_demand *)perfctr_kept_of(vcpu)->demand;
 }
 
 static inline struct perfctr_core_window *
@@ -150,8 +151,8 @@ void perfctr_stop_counters(void);
 /* Returns whether the driver has kept the counters since the vCPU got them. */
 static inline bool perfctr_has_counters(struct kvm_vcpu *vcpu)
 {
-	return perfctr_core_need_is_met(perfctr_need_of(vcpu),
-					READ_ONCE(perfctr_taken));
+	return perfctr_core_has_counters(perfctr_demand_of(vcpu),
+					 READ_ONCE(perfctr_taken));
 }
 
 /* policy.c: returns whether the host lets the machine count. */

@@ -228,9 +228,9 @@ static int join(struct kvm_vcpu *vcpu, bool *may_try)
 	int err;
 
 	mutex_lock(&perfctr_reserve_lock);
-	perfctr_core_need_begins(perfctr_need_of(vcpu),
-				 perfctr_core_of_machine(vcpu->kvm),
-				 perfctr_taken);
+	perfctr_core_demand_begins(perfctr_demand_of(vcpu),
+				   perfctr_core_of_machine(vcpu->kvm),
+				   perfctr_taken);
 	err = perfctr_core_reservation_state(reservation());
 	*may_try = perfctr_core_may_try(reservation(), ktime_get_ns());
 	mutex_unlock(&perfctr_reserve_lock);
@@ -265,8 +265,8 @@ int perfctr_get_counters(struct kvm_vcpu *vcpu)
  */
 void perfctr_put_counters(struct kvm_vcpu *vcpu)
 {
-	if (perfctr_core_need_ends(perfctr_need_of(vcpu),
-				   perfctr_core_of_machine(vcpu->kvm)))
+	if (perfctr_core_demand_ends(perfctr_demand_of(vcpu),
+				     perfctr_core_of_machine(vcpu->kvm)))
 		mod_delayed_work(system_freezable_wq, &perfctr_settle_later,
 				 HZ);
 }

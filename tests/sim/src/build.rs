@@ -190,7 +190,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         busy: Cell::new(false),
         online: Cell::new(false),
         lost_page: Cell::new(false),
-        need: RefCell::default(),
+        demand: RefCell::default(),
         window: Cell::default(),
         overflows_before: Cell::new(0),
         virq: Cell::new(false),

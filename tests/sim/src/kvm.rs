@@ -227,7 +227,7 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         let Some(host) = self.contention(domain.host.get()) else { return Ok(()) };
-        if vcpu.need.borrow().is_met(host.taken()) {
+        if vcpu.demand.borrow().has_counters(host.taken()) {
             return Ok(());
         }
         let mut result = self.need_counters(index, host);
@@ -246,7 +246,7 @@ impl Machine {
     fn need_counters(&self, index: usize, host: &Contention) -> Result<(), Errno> {
         let vcpu = &self.vcpus[index];
         let demand = &self.domains[vcpu.domain].demand;
-        vcpu.need.borrow_mut().begin(demand, host.taken());
+        vcpu.demand.borrow_mut().begin(demand, host.taken());
         host.reservation.borrow().state()
     }
 
@@ -266,7 +266,7 @@ impl Machine {
     pub fn put_counters(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
-        if vcpu.need.borrow_mut().end(&domain.demand) {
+        if vcpu.demand.borrow_mut().end(&domain.demand) {
             self.contention(domain.host.get()).inspect(|host| host.is_due.set(true));
         }
     }

@@ -178,7 +178,7 @@ pub struct Vcpu {
     /// Whether its guest was saved and restored, and its kernel has not been told yet.
     pub lost_page: Cell<bool>,
     /// Whether it needs the host's counters, and since when it has them.
-    pub need: RefCell<hv_driver::Need>,
+    pub demand: RefCell<hv_driver::VcpuDemand>,
     /// What the driver keeps of the vCPU when its page is unregistered.
     pub window: Cell<hv_driver::Window>,
     /// The number of overflows in the pages that the vCPU has given back.
