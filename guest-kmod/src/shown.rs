@@ -76,10 +76,10 @@ pub struct Shown {
 
 /// What is registered with a vCPU, for C and for other vCPUs.
 ///
-/// Only that vCPU writes it, with interrupts disabled. It lies beside the [`Vcpu`], which has the
-/// same in its own [`Shown`]: nobody else may read what a `&mut Vcpu` covers. The words are atomic,
-/// but they are not written all at once: only their own vCPU reads several of them as one
-/// [`Shown`].
+/// They read these words also while the core holds a `&mut Vcpu`, so the words are no part of the
+/// [`Vcpu`]. It has a copy of its own, a [`Shown`]. Only the vCPU itself writes the words, with
+/// interrupts disabled. Each word is written at once, but not all of them together, so only the
+/// vCPU itself may read several words as one [`Shown`].
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ShownWords {

@@ -99,7 +99,7 @@ impl File {
         let file = object::File::parse(&*bytes).ok()?;
         let Facts { build_id, code } = Facts::of(&file);
         let functions = functions(&file, *room).unwrap_or_default();
-        *room -= functions.iter().map(size).sum::<usize>();
+        *room -= functions.iter().map(memory_of).sum::<usize>();
         Some(Self { path, build_id, code, functions })
     }
 
@@ -120,7 +120,7 @@ impl File {
 }
 
 /// Returns how much memory a function takes. Unit: bytes.
-fn size(function: &Function) -> usize {
+fn memory_of(function: &Function) -> usize {
     size_of::<Function>() + function.2.len()
 }
 
@@ -136,7 +136,7 @@ fn functions(file: &object::File<'_>, room: usize) -> Option<Vec<Function>> {
     };
     let (mut functions, mut left) = (Vec::new(), room);
     for function in all.filter(is_function).filter_map(function) {
-        left = left.checked_sub(size(&function))?;
+        left = left.checked_sub(memory_of(&function))?;
         functions.push(function);
     }
     // Of several names of one address, the one with the largest size comes first.
@@ -157,7 +157,7 @@ fn functions(file: &object::File<'_>, room: usize) -> Option<Vec<Function>> {
     let unnamed = unnamed.map(|range| (range.start, range.end - range.start, String::new()));
     functions = functions.iter().cloned().chain(unnamed).collect();
     functions.sort_by_key(|function| function.0);
-    (functions.iter().map(size).sum::<usize>() <= room).then_some(functions)
+    (functions.iter().map(memory_of).sum::<usize>() <= room).then_some(functions)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Decides when threads are searched for contexts of perf's that name the module's PMU.
 //!
-//! Up to Linux 6.1 such a context may stay when a task's last event has ended, and the module must
-//! stay loaded as long. The search may go through all threads, and any user can end events as often
-//! as it likes. So there is a bounded number of searches in any time.
+//! Up to Linux 6.1 a task may keep such a context after its last event has ended. The module must
+//! stay loaded as long. A search may look at every thread, and any user can end events as often as
+//! it likes, so there are at most two searches in a second.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -65,7 +65,7 @@ impl CpuMode {
     }
 
     /// Returns whether an event of these rings counts in this mode.
-    const fn is_of(self, rings: u64) -> bool {
+    const fn is_counted(self, rings: u64) -> bool {
         rings & (if self.is_kernels() { EVNTSEL_OS } else { EVNTSEL_USR }) != 0
     }
 
@@ -160,24 +160,24 @@ impl Counted {
 /// The samples of a host's CPUs, which the kernel writes into rings.
 #[derive(Debug)]
 pub struct MachineSamples {
-    cpus: Vec<OfCpu>,
+    cpus: Vec<CpuEvents>,
     period: u64,
     read: Read,
 }
 
 /// A CPU's ring, and its events.
 #[derive(Debug)]
-struct OfCpu {
+struct CpuEvents {
     cpu: u32,
     ring: Ring,
-    events: Vec<OfMode>,
+    events: Vec<ModeEvent>,
     /// The index of each event, by the number that the kernel has given it.
     indices: HashMap<u64, usize>,
 }
 
 /// The event that counts on a CPU in a mode.
 #[derive(Debug)]
-struct OfMode {
+struct ModeEvent {
     mode: CpuMode,
     event: PerfEvent,
     samples: u64,
@@ -242,16 +242,18 @@ impl MachineSamples {
             return Err(Error::NotSampled(NO_CPU));
         }
         let cpus =
-            cpus.iter().map(|&cpu| OfCpu::open(cpu, event)).collect::<Result<Vec<_>, _>>()?;
+            cpus.iter().map(|&cpu| CpuEvents::open(cpu, event)).collect::<Result<Vec<_>, _>>()?;
         let started = Self { cpus, period: event.period, read: Read::default() };
-        let mut events = started.cpus.iter().flat_map(|of_cpu| &of_cpu.events);
-        events.try_for_each(|of| of.event.enable()).map_err(Error::kernel("enable perf events"))?;
+        let mut events = started.cpus.iter().flat_map(|cpu_events| &cpu_events.events);
+        events
+            .try_for_each(|one| one.event.enable())
+            .map_err(Error::kernel("enable perf events"))?;
         Ok(started)
     }
 
     /// Iterates over the CPUs that are sampled.
     pub fn cpus(&self) -> impl Iterator<Item = u32> {
-        self.cpus.iter().map(|of_cpu| of_cpu.cpu)
+        self.cpus.iter().map(|cpu_events| cpu_events.cpu)
     }
 
     /// Takes the samples that there are, those of each CPU in their order.
@@ -261,22 +263,22 @@ impl MachineSamples {
     /// [`Error::Malformed`] if a record of the kernel's breaks the rules of its format.
     pub fn take(&mut self) -> Result<Vec<MachineSample>, Error> {
         let mut taken = Vec::new();
-        for of_cpu in &mut self.cpus {
-            let bytes = of_cpu.ring.drain();
+        for cpu_events in &mut self.cpus {
+            let bytes = cpu_events.ring.drain();
             let records = self.read.records(&bytes, FIELDS);
             records.ok_or(Error::Malformed("record of a perf event"))?;
             for pause in self.read.pauses.drain(..) {
-                let index = of_cpu.indices.get(&pause.id).copied();
-                if let Some(of) = index.and_then(|index| of_cpu.events.get_mut(index)) {
-                    of.pauses.add(pause);
+                let index = cpu_events.indices.get(&pause.id).copied();
+                if let Some(event) = index.and_then(|index| cpu_events.events.get_mut(index)) {
+                    event.pauses.add(pause);
                 }
             }
             for found in self.read.samples.drain(..) {
-                let index = found.id.and_then(|id| of_cpu.indices.get(&id));
-                let of = index.and_then(|&index| of_cpu.events.get_mut(index));
-                let of = of.ok_or(Error::Malformed("number of a perf event"))?;
-                of.samples += found.sample.periods(self.period);
-                taken.push(MachineSample::new(&found, of.mode));
+                let index = found.id.and_then(|id| cpu_events.indices.get(&id));
+                let event = index.and_then(|&index| cpu_events.events.get_mut(index));
+                let event = event.ok_or(Error::Malformed("number of a perf event"))?;
+                event.samples += found.sample.periods(self.period);
+                taken.push(MachineSample::new(&found, event.mode));
             }
         }
         Ok(taken)
@@ -288,8 +290,8 @@ impl MachineSamples {
     ///
     /// The kernel's error.
     pub fn stop(&self) -> Result<(), Error> {
-        let mut events = self.cpus.iter().flat_map(|of_cpu| &of_cpu.events);
-        events.try_for_each(|of| of.event.disable()).map_err(Error::kernel("disable perf events"))
+        let mut events = self.cpus.iter().flat_map(|cpu_events| &cpu_events.events);
+        events.try_for_each(|one| one.event.disable()).map_err(Error::kernel("disable perf events"))
     }
 
     /// Returns how often the event has occurred until now on each CPU in each mode.
@@ -298,14 +300,14 @@ impl MachineSamples {
     ///
     /// The kernel's error.
     pub fn counted(&self) -> Result<Vec<Counted>, Error> {
-        let of_cpus = self.cpus.iter().flat_map(|of_cpu| {
-            of_cpu.events.iter().map(|&OfMode { mode, ref event, samples, pauses }| {
+        let all = self.cpus.iter().flat_map(|cpu_events| {
+            cpu_events.events.iter().map(|&ModeEvent { mode, ref event, samples, pauses }| {
                 let (total, _) = read(event)?;
                 let total = pauses.leave_out(total);
-                Ok(Counted { cpu: of_cpu.cpu, mode, total, samples })
+                Ok(Counted { cpu: cpu_events.cpu, mode, total, samples })
             })
         });
-        of_cpus.collect()
+        all.collect()
     }
 
     /// Returns how many samples were lost until the last [`take`](Self::take) because a ring was
@@ -321,11 +323,11 @@ impl MachineSamples {
     }
 }
 
-impl OfCpu {
+impl CpuEvents {
     /// Opens an event for each mode, which do not count yet.
     fn open(cpu: u32, event: Event) -> Result<Self, Error> {
-        let (mut events, mut indices) = (Vec::<OfMode>::new(), HashMap::new());
-        for mode in CpuMode::ALL.into_iter().filter(|mode| mode.is_of(event.rings)) {
+        let (mut events, mut indices) = (Vec::<ModeEvent>::new(), HashMap::new());
+        for mode in CpuMode::ALL.into_iter().filter(|mode| mode.is_counted(event.rings)) {
             let mut attributes = attributes(event, mode)?;
             let place = (ALL, number(cpu)?);
             let opened = PerfEvent::open_where(place, &mut attributes, None, 0);
@@ -335,7 +337,7 @@ impl OfCpu {
             })?;
             let (_, id) = read(&opened)?;
             indices.insert(id, events.len());
-            events.push(OfMode { mode, event: opened, samples: 0, pauses: Pauses::default() });
+            events.push(ModeEvent { mode, event: opened, samples: 0, pauses: Pauses::default() });
         }
         let first = events.first().ok_or(Error::unavailable(event, "it counts in no mode"))?;
         let ring = Ring::new(&first.event).map_err(Error::kernel(MAPPING))?;
@@ -386,7 +388,7 @@ mod tests {
         let of = attributes(event, CpuMode::GuestUser).unwrap();
         assert_eq!((of.disabled(), of.use_clockid(), of.clockid), (1, 1, 4));
         let modes = |event: Event| {
-            CpuMode::ALL.into_iter().filter(|mode| mode.is_of(event.rings)).collect::<Vec<_>>()
+            CpuMode::ALL.into_iter().filter(|mode| mode.is_counted(event.rings)).collect::<Vec<_>>()
         };
         assert_eq!(modes(event), CpuMode::ALL);
         assert_eq!(modes(event.user()), [CpuMode::HostUser, CpuMode::GuestUser]);

@@ -33,11 +33,11 @@ const ASKED: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// The programs that reach what the module puts off in a kernel with PREEMPT_RT. They test records
-/// and their readers, threads that end while they sample, signals that are ignored, and the
-/// module's end. `hostile` also fails if the kernel has complained of anything since it booted.
-/// Each boot fails as soon as the kernel's console reports a bug, such as a lock that sleeps in an
-/// interrupt.
+/// The programs whose work the module puts off until it may sleep, in a kernel with PREEMPT_RT.
+/// They test records and their readers, threads that end while they sample, signals that are
+/// ignored, and that the module can be unloaded. `hostile` and `lifecycle` also fail if the kernel
+/// has complained of anything since it booted. Each boot fails as soon as the kernel's console
+/// reports a bug, such as a lock that sleeps in an interrupt.
 const PUT_OFF: &str = "failed=0; for tests in '/work/overflow --records' '/work/overflow --ends' \
                        '/work/hostile --only signals' /work/lifecycle; do \
                        $tests || failed=1; done; exit $failed";

@@ -396,7 +396,7 @@ impl Collects for Collector {
             if total.running.is_zero() && !total.enabled.is_zero() {
                 notes.push(format!(
                     "CPU {cpu} has no samples of {}: others have used all counters",
-                    words(*mode)
+                    words_for(*mode)
                 ));
             }
         }
@@ -404,8 +404,8 @@ impl Collects for Collector {
     }
 }
 
-/// Returns the words for a mode.
-const fn words(mode: CpuMode) -> &'static str {
+/// Returns what a message to the user calls a mode.
+const fn words_for(mode: CpuMode) -> &'static str {
     match mode {
         CpuMode::HostKernel => "the host's kernel",
         CpuMode::HostUser => "the host's user mode",
