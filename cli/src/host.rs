@@ -20,7 +20,7 @@ use crate::domains::{Names, names_of_xl};
 use crate::elf::Facts;
 use crate::profile::{ClockOf, Frame, Layer, Module, Profile, SampleOrigin, Samples, Thread};
 
-pub use self::names::{DomainFile, Hypervisor, Kernel, functions_of_kernel};
+pub use self::names::{DomainFile, Hypervisor, Kernel, Kernels, functions_of_kernel};
 
 /// The domain with the kernel whose functions this machine knows.
 pub const CONTROL_DOMAIN: u32 = 0;
@@ -113,10 +113,9 @@ impl Collector {
         }
     }
 
-    /// Names the functions of a domain's kernel by this list.
-    pub fn name_kernel(&mut self, list: &DomainFile) -> Result<()> {
-        self.modules.lists.push((list.clone(), Kernel::of_list(list)?));
-        Ok(())
+    /// Names the functions of these kernels of domains.
+    pub fn name_kernels(&mut self, kernels: Kernels) {
+        self.modules.kernels = kernels;
     }
 
     fn add_all(&mut self, taken: Taken<HostSample>) {
@@ -269,16 +268,16 @@ struct Modules {
     hypervisor: Hypervisor,
     /// The control domain's kernel.
     own: Kernel,
-    /// The lists of other domains' kernels.
-    lists: Vec<(DomainFile, Kernel)>,
+    /// Other domains' kernels.
+    kernels: Kernels,
     found: Vec<(Mode, u32)>,
     indices: HashMap<(Mode, u32), u32>,
 }
 
 impl Modules {
     fn new(hypervisor: Hypervisor) -> Self {
-        let (own, lists) = (Kernel::default(), Vec::new());
-        Self { hypervisor, own, lists, found: Vec::new(), indices: HashMap::new() }
+        let (own, kernels) = (Kernel::default(), Kernels::default());
+        Self { hypervisor, own, kernels, found: Vec::new(), indices: HashMap::new() }
     }
 
     /// Returns the index of a sample's module.
@@ -308,7 +307,7 @@ impl Modules {
                 Mode::User | Mode::ForUser => place(user_mode_of(domain)),
                 other => place(format!("[{other:?} of domain {domain}]")),
             };
-            let kernel = kernel_in(&self.lists, profile, domain);
+            let kernel = self.kernels.of(profile, domain);
             let kernel = kernel.or((domain == CONTROL_DOMAIN).then_some(&self.own));
             if let (Mode::Kernel | Mode::ForKernel, Some(kernel)) = (mode, kernel) {
                 module.symbols = kernel.functions(&addresses);
@@ -318,17 +317,6 @@ impl Modules {
         };
         self.found.iter().enumerate().map(module).collect()
     }
-}
-
-/// Returns the kernel of a domain, by the list that the user has given for it. The profile has the
-/// names of domains.
-pub fn kernel_in<'a>(
-    lists: &'a [(DomainFile, Kernel)],
-    profile: &Profile,
-    domain: u32,
-) -> Option<&'a Kernel> {
-    let of = lists.iter().find(|(list, _)| list.is_of(profile, domain));
-    of.map(|(_, kernel)| kernel)
 }
 
 /// Returns the layer that executes in a mode.

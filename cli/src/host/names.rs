@@ -214,6 +214,24 @@ impl Kernel {
     }
 }
 
+/// The kernels of domains of which the user has given lists of functions.
+#[derive(Default)]
+pub struct Kernels(Vec<(DomainFile, Kernel)>);
+
+impl Kernels {
+    /// Reads these lists.
+    pub fn of_lists(lists: &[DomainFile]) -> Result<Self> {
+        let read = |list: &DomainFile| Ok((list.clone(), Kernel::of_list(list)?));
+        Ok(Self(lists.iter().map(read).collect::<Result<_>>()?))
+    }
+
+    /// Returns the kernel of a domain. The profile has the names of domains.
+    pub fn of(&self, profile: &Profile, domain: u32) -> Option<&Kernel> {
+        let of_domain = self.0.iter().find(|(list, _)| list.is_of(profile, domain));
+        of_domain.map(|(_, kernel)| kernel)
+    }
+}
+
 /// Returns the address and the name of each function of this machine's kernel.
 pub fn functions_of_kernel() -> Vec<(u64, String)> {
     Functions::of_kernel().0

@@ -166,7 +166,7 @@ fn named_by_list(samples: &[HostSample]) -> Vec<(String, Option<Layer>, String)>
     std::fs::write(&file, "10 T xennet_poll\n30 T end\n").unwrap();
     let mut collector = Collector::new(hypervisor(), profile());
     let list: DomainFile = format!("3={}", file.display()).parse().unwrap();
-    collector.name_kernel(&list).unwrap();
+    collector.name_kernels(Kernels::of_lists(&[list]).unwrap());
     std::fs::remove_file(&file).unwrap();
     samples.iter().for_each(|sample| collector.add(sample));
     let module = |module: &Module| {

@@ -35,7 +35,7 @@ use perfctr::{Event, Provider};
 use self::counter::Source;
 use self::recorder::Recorder;
 use crate::events::{EventList, EventParser, every};
-use crate::host::{Collector, DomainFile, Hypervisor, only};
+use crate::host::{Collector, DomainFile, Hypervisor, Kernels, only};
 use crate::info::Here;
 use crate::perf_data;
 use crate::profile::{Machine, Place, Profile};
@@ -306,13 +306,13 @@ fn of_host(
         let hypervisor = Hypervisor::with_file(options.xen_syms.as_deref())?;
         let profile = options.profile("xen".to_owned(), &event);
         let mut collector = Collector::new(hypervisor, profile);
-        lists.iter().try_for_each(|list| collector.name_kernel(list))?;
+        collector.name_kernels(Kernels::of_lists(lists)?);
         host::run(target, event, cpus, places, collector, signals)?
     } else {
         ensure!(options.xen_syms.is_none(), "--xen-syms is for Xen hosts, and this is a KVM host");
         let profile = options.profile(kvm::PROVIDER.to_owned(), &event);
         let mut collector = kvm::Collector::new(profile)?;
-        lists.iter().try_for_each(|list| collector.name_kernel(list))?;
+        collector.name_kernels(Kernels::of_lists(lists)?);
         host::run(target, event, cpus, places, collector, signals)?
     };
     Ok((vec![profile], status))

@@ -25,8 +25,8 @@ use super::attached::Memory;
 use crate::elf::Facts;
 use crate::guest::clock::{Clock, Moments};
 use crate::host::{
-    ANONYMOUS, CONTROL_DOMAIN, Clocks, Collects, DomainFile, Kernel, Taken, Taker, kernel_in,
-    kernel_of, time, user_mode_of,
+    ANONYMOUS, CONTROL_DOMAIN, Clocks, Collects, Kernel, Kernels, Taken, Taker, kernel_of, time,
+    user_mode_of,
 };
 use crate::profile::{
     Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Task, Thread,
@@ -97,7 +97,7 @@ pub struct Collector {
     memory: Memory,
     places: Places,
     own: Kernel,
-    lists: Vec<(DomainFile, Kernel)>,
+    kernels: Kernels,
     clocks: Clocks,
     /// The common part of all profiles, and the threads that were sampled since the last one.
     profile: Profile,
@@ -138,7 +138,7 @@ impl Collector {
             memory: Memory::default(),
             places: Places::default(),
             own: Kernel::default(),
-            lists: Vec::new(),
+            kernels: Kernels::default(),
             clocks: Clocks::default(),
             profile,
             samples: Samples::default(),
@@ -148,10 +148,9 @@ impl Collector {
         }
     }
 
-    /// Names the functions of a machine's kernel by this list.
-    pub fn name_kernel(&mut self, list: &DomainFile) -> Result<()> {
-        self.lists.push((list.clone(), Kernel::of_list(list)?));
-        Ok(())
+    /// Names the functions of these kernels of machines.
+    pub fn name_kernels(&mut self, kernels: Kernels) {
+        self.kernels = kernels;
     }
 
     fn look_for_machines(&mut self) {
@@ -266,7 +265,7 @@ impl Collector {
             };
             let kernel = match place {
                 Place::Kernel => Some(&self.own),
-                Place::GuestKernel(domain) => kernel_in(&self.lists, profile, domain),
+                Place::GuestKernel(domain) => self.kernels.of(profile, domain),
                 _ => None,
             };
             if let Some(kernel) = kernel {
