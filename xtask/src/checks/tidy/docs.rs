@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Checks documents: links lead somewhere, paths in the text exist, tables of files and folders are
-//! complete, and there is one blank between words.
+//! complete, the book's table of contents lists each page, and there is one blank between words.
 //!
 //! A table whose first heading is "file of `DIR/`" names, in its first column, every Rust and C
 //! file of that directory; "folder of `DIR/`" every folder. `lib.rs`, `main.rs`, `mod.rs` and
@@ -18,6 +18,8 @@ const FIRST: &str = "README.md";
 const FIRST_LINES: usize = 120;
 /// The folder of the book.
 const BOOK: &str = "docs/";
+/// The book's table of contents, in [`BOOK`]. If there is none, there is no book.
+const CONTENTS: &str = "SUMMARY.md";
 
 pub fn faults(tree: &Tree) -> Result<Vec<String>> {
     let mut faults = Vec::new();
@@ -33,8 +35,21 @@ pub fn faults(tree: &Tree) -> Result<Vec<String>> {
         if !is_history(name) {
             faults.extend(path_faults(tree, name, &text));
         }
+        if name.strip_prefix(BOOK) == Some(CONTENTS) {
+            faults.extend(contents_faults(tree, &text));
+        }
     }
     Ok(faults)
+}
+
+/// Finds pages of the book that its table of contents does not list.
+fn contents_faults(tree: &Tree, contents: &str) -> Vec<String> {
+    let pages = tree.names.iter().filter_map(|name| name.strip_prefix(BOOK));
+    let chapters = pages.filter(|page| kind(page) == "md" && *page != CONTENTS);
+    chapters
+        .filter(|page| !contents.contains(&format!("]({page})")))
+        .map(|page| format!("{BOOK}{CONTENTS} does not list {page}"))
+        .collect()
 }
 
 /// Finds relative links that name nothing that git knows, or no heading of it.
@@ -249,6 +264,19 @@ mod tests {
                 "docs/a.md:1: ../a/README.md is not in the book: name its folder"
             ]
         );
+    }
+
+    #[test]
+    fn the_table_of_contents_lists_each_page() {
+        let files = [
+            ("docs/SUMMARY.md", "[a](a.md)\n"),
+            ("docs/a.md", ""),
+            ("docs/adr/1.md", ""),
+            ("docs/a.png", ""),
+            ("b.md", ""),
+        ];
+        let tree = Tree::planted("contents", &files);
+        assert_eq!(faults(&tree).unwrap(), ["docs/SUMMARY.md does not list adr/1.md"]);
     }
 
     #[test]
