@@ -108,17 +108,21 @@ struct IdentityWords {
 }
 
 impl ShownWords {
-    /// Writes all words. Only the vCPU to which they belong calls this.
-    fn write(&self, shown: &Shown) {
-        let Shown { identity, number, hides_kernel, counts } = *shown;
+    /// Writes whose page is registered. Only the vCPU to which the words belong calls this.
+    fn write_page(&self, Shown { identity, number, .. }: &Shown) {
         // ATOMICS: the vCPU reads its own words in order; others need only one whole word.
         self.identity.container.store(identity.container, Relaxed);
         self.identity.users.store(identity.users, Relaxed);
         self.identity.capabilities.store(identity.capabilities, Relaxed);
         self.identity.ids.store(identity.ids, Relaxed);
-        self.number.store(number, Relaxed);
-        self.hides_kernel.store(hides_kernel, Relaxed);
-        self.counts.store(counts, Relaxed);
+        self.number.store(*number, Relaxed);
+    }
+
+    /// Writes what is loaded. Only the vCPU to which the words belong calls this.
+    fn write_loaded(&self, Shown { hides_kernel, counts, .. }: &Shown) {
+        // ATOMICS: as above.
+        self.hides_kernel.store(*hides_kernel, Relaxed);
+        self.counts.store(*counts, Relaxed);
     }
 
     /// Returns what is registered. Only the vCPU to which the words belong calls this.
@@ -226,17 +230,25 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Makes the state in which nothing is registered.
-    pub(crate) fn clear(&mut self) {
-        (self.shown, self.sees_kernel, self.is_perfs) = (Shown::default(), false, false);
+    /// Notes that nothing is registered. The caller notes what is [`loaded`](Self::loaded).
+    pub(crate) fn clear(&mut self, words: &ShownWords) {
+        (self.sees_kernel, self.is_perfs) = (false, false);
+        self.note_registered(Identity::default(), 0, words);
+    }
+
+    /// Notes for whom which observer's page is registered from now on. The caller notes what is
+    /// [`loaded`](Self::loaded) in it.
+    fn note_registered(&mut self, identity: Identity, number: u32, words: &ShownWords) {
+        self.shown = Shown { identity, number, ..Shown::default() };
+        words.write_page(&self.shown);
     }
 
     /// Notes whether the configuration that is loaded from now on counts anything, and whether it
-    /// counts in kernel mode. Each change of what is shown ends with this, which writes the words.
+    /// counts in kernel mode.
     pub(crate) fn loaded(&mut self, counts: bool, counts_kernel: bool, words: &ShownWords) {
         self.shown.counts = counts;
         self.shown.hides_kernel = counts_kernel && !self.sees_kernel;
-        words.write(&self.shown);
+        words.write_loaded(&self.shown);
     }
 
     /// Returns whether the registered page may show what perf counts of this subject.
@@ -434,8 +446,8 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     fn note_shown(&mut self, observer: &Observer) {
         let Observer { identity, number, sees_kernel } = *observer;
         let pages = &mut self.vcpu.pages;
-        pages.shown = Shown { identity, number, ..Shown::default() };
         pages.sees_kernel = sees_kernel;
+        pages.note_registered(identity, number, self.shown);
         self.vcpu.judge_loaded(self.shown);
     }
 

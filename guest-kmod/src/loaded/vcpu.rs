@@ -57,7 +57,7 @@ impl Vcpu {
         if self.registered {
             self.refusal = None;
         } else {
-            self.pages.clear();
+            self.pages.clear(shown);
         }
         self.set_loaded(Config::default(), shown);
     }
