@@ -30,7 +30,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     /// Removes an event, at `now` by perf's time. Returns for how long it was stalled since the
     /// last call that returned this time.
     pub fn remove_event(&mut self, index: u32, now: u64) -> u64 {
-        let stalled = self.vcpu.events.settle(index, now, now);
+        let stalled = self.vcpu.events.settle_removed(index, now);
         self.vcpu.events.remove(index);
         stalled
     }

@@ -226,6 +226,12 @@ impl Events {
         self.get_mut(index).map_or(0, |held| held.stall.settle(stalled, began, now))
     }
 
+    /// Does the same for an event that is removed, whose count perf has got.
+    pub(crate) fn settle_removed(&mut self, index: u32, now: u64) -> u64 {
+        let stalled = self.stalled;
+        self.get_mut(index).map_or(0, |held| held.stall.settle_with_count(stalled, now))
+    }
+
     /// Returns whether perf's time of every event has to be corrected: some are stalled, or were
     /// stalled at the last call.
     pub(crate) fn take_unsettled(&mut self) -> bool {
@@ -276,7 +282,7 @@ impl Events {
         self.get_mut(index).map_or(Progress::default(), |held| Progress {
             count: core::mem::take(&mut held.count),
             left: held.left,
-            stalled: held.stall.settle(stalled, now, now),
+            stalled: held.stall.settle_with_count(stalled, now),
         })
     }
 
@@ -478,6 +484,8 @@ impl Events {
         }
         if !live {
             self.mark_stopped();
+            let counted = self.held.iter_mut().flatten().filter(|held| held.started);
+            counted.for_each(|held| held.stall.found());
         }
         live
     }

@@ -481,6 +481,41 @@ fn events_are_stalled_while_the_host_forbids() {
 }
 
 #[test]
+fn a_reading_that_lacks_events_is_not_said_to_be_whole() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    for round in 1..=2 {
+        machine.execute(0, 1_000, 0);
+        machine.revoke(0);
+        machine.refuse(Some(Errno::PERM));
+        machine.execute(0, 300, 0);
+        // The interrupt that says so has not come yet.
+        let read = |at| machine.on(0, |cpu| cpu.progress_of_event(0, at));
+        let [part, none, rest] = [5_000, 5_000, 5_040].map(read);
+        assert_eq!((part.count, part.stalled), (1_000, 1), "round {round}");
+        assert_eq!((none.count, none.stalled), (0, 0), "round {round}");
+        assert_eq!((rest.count, rest.stalled), (0, 40), "round {round}");
+        machine.refuse(None);
+        machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
+        assert_eq!(read(5_050).stalled, 10, "round {round}");
+        assert_eq!(read(5_060).stalled, 0, "round {round}");
+    }
+}
+
+#[test]
+fn an_event_that_is_removed_before_the_interrupt_is_not_said_to_have_counted_all_the_time() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0), (event(0xc4, false), 0)]);
+    machine.execute(0, 1_000, 0);
+    machine.revoke(0);
+    machine.refuse(Some(Errno::PERM));
+    machine.on(0, |cpu| {
+        cpu.disable_events();
+        assert_eq!([0, 1].map(|index| cpu.remove_event(index, 700)), [1; 2]);
+    });
+}
+
+#[test]
 fn events_are_stalled_where_there_is_no_page() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);
