@@ -14,9 +14,9 @@ use crate::suites::tenants;
 /// and compares both with the emulator's tally. On the first one, the command samples the host,
 /// also while the control domain says which threads it executes, and then guests sample themselves
 /// while the host is sampled. On the second one, an AMD machine, a PVH tenant is sampled, and in
-/// the long tier also the host. The long tier has three more: one whose PVH tenant says which threads
-/// it executes, one where there are only accounts, and one where a PVH tenant is sampled and
-/// accounted.
+/// the long tier also the host. The long tier has three more: one whose PVH tenant says which
+/// threads it executes, one where there are only accounts, and one where a PVH tenant is sampled
+/// and accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(
