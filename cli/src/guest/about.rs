@@ -2,7 +2,7 @@
 //! What a guest says about itself in the section that perfctr adds to its file: its clocks, and the
 //! functions of its kernel and of its files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -26,8 +26,8 @@ pub struct About {
     version: u32,
     /// The kind of guest that this is on Xen, as Linux names it.
     pub kind: Option<String>,
-    /// Times at which both clocks were read.
-    pub moments: Vec<Moment>,
+    /// Times at which both clocks were read on each CPU, by the CPU's number.
+    pub moments: BTreeMap<u32, Vec<Moment>>,
     /// The files with code that processes had mapped.
     pub files: Vec<File>,
     /// The address and the name of each function of the kernel.
@@ -54,7 +54,7 @@ const FUNCTIONS_MAX: usize = 256 << 20;
 
 impl About {
     /// Describes this machine, and these files of it.
-    pub fn this(moments: Vec<Moment>, paths: &BTreeSet<Vec<u8>>) -> Self {
+    pub fn this(moments: BTreeMap<u32, Vec<Moment>>, paths: &BTreeSet<Vec<u8>>) -> Self {
         let text = |path: &Vec<u8>| String::from_utf8(path.clone()).ok();
         let paths = paths.iter().filter_map(text).filter(|path| path.starts_with('/'));
         let mut room = FUNCTIONS_MAX;
@@ -64,7 +64,7 @@ impl About {
     }
 
     /// Describes a machine of which only the clocks are known.
-    pub fn new(moments: Vec<Moment>) -> Self {
+    pub fn new(moments: BTreeMap<u32, Vec<Moment>>) -> Self {
         let (format, version) = (FORMAT.to_owned(), VERSION);
         Self { format, version, kind: None, moments, files: Vec::new(), kernel: Vec::new() }
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(why(later), "version 2 found, 1 expected");
         let short = r#"{"format":"perfctr names","version":1}"#;
         assert!(why(short).starts_with("malformed section: missing field"), "{}", why(short));
-        let text = serde_json::to_vec(&About::new(Vec::new())).unwrap();
+        let text = serde_json::to_vec(&About::new(BTreeMap::new())).unwrap();
         assert_eq!(About::parse(&text).unwrap().files, []);
     }
 }

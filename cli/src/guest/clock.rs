@@ -2,10 +2,13 @@
 //! Brings the time-stamp counter of the host's samples and the clock of a guest's records to one
 //! axis.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 use perfctr::rdpmc::Hardware;
 use serde::{Deserialize, Serialize};
 use shared_abi::read::Counters;
@@ -43,6 +46,8 @@ impl Moment {
 /// How often both clocks are read in a row, at the beginning and at the end, and in between.
 const ATTEMPTS: u32 = 100;
 const ATTEMPTS_BETWEEN: u32 = 3;
+/// How often they are read in a row on each CPU, in each second.
+const ATTEMPTS_EACH: u32 = 30;
 /// The time between two moments that are kept. Of all that were read meanwhile, the most exact one
 /// is kept.
 const KEPT_EACH: Duration = Duration::from_secs(1);
@@ -83,6 +88,70 @@ impl Moments {
         all.push(Moment::now(ATTEMPTS)?);
         Ok(all)
     }
+}
+
+/// The moments of each CPU of a guest that records. A hypervisor may describe the time to each
+/// virtual CPU by itself, so that the kernel's clock is not quite the same on all of them.
+#[derive(Debug)]
+pub struct EachCpu {
+    /// The CPUs on which this thread executes otherwise.
+    home: CpuSet,
+    of_cpus: BTreeMap<u32, Moments>,
+    visited: Instant,
+}
+
+impl EachCpu {
+    /// Reads the first moment on each CPU that is online.
+    pub fn begin() -> Result<Self> {
+        let (home, visited) = (sched_getaffinity(SELF)?, Instant::now());
+        let mut each = Self { home, of_cpus: BTreeMap::new(), visited };
+        for cpu in 0..CpuSet::count() as u32 {
+            if move_to(cpu) {
+                each.of_cpus.insert(cpu, Moments::begin()?);
+            }
+        }
+        each.go_home()?;
+        Ok(each)
+    }
+
+    /// Reads a further moment on each CPU, if the last one was a second ago.
+    pub fn tick(&mut self) -> Result<()> {
+        if self.visited.elapsed() < KEPT_EACH {
+            return Ok(());
+        }
+        for (&cpu, moments) in &mut self.of_cpus {
+            // A CPU may be offline now.
+            if move_to(cpu) {
+                moments.all.push(Moment::now(ATTEMPTS_EACH)?);
+            }
+        }
+        self.visited = Instant::now();
+        self.go_home()
+    }
+
+    /// Returns all moments of each CPU, with one more that is read now.
+    pub fn until_now(&self) -> Result<BTreeMap<u32, Vec<Moment>>> {
+        let mut all = BTreeMap::new();
+        for (&cpu, moments) in &self.of_cpus {
+            let is_there = move_to(cpu);
+            all.insert(cpu, if is_there { moments.until_now()? } else { moments.all.clone() });
+        }
+        self.go_home()?;
+        Ok(all)
+    }
+
+    fn go_home(&self) -> Result<()> {
+        sched_setaffinity(SELF, &self.home).context("this thread cannot return to its CPUs")
+    }
+}
+
+/// This thread, for the scheduler.
+const SELF: Pid = Pid::from_raw(0);
+
+/// Moves this thread to a CPU, if it is online. Returns whether it is there.
+fn move_to(cpu: u32) -> bool {
+    let mut set = CpuSet::new();
+    set.set(cpu as usize).and_then(|()| sched_setaffinity(SELF, &set)).is_ok()
 }
 
 /// The relation of a guest's clocks, from moments at which both were read.
@@ -152,6 +221,40 @@ impl Clock {
     }
 }
 
+/// The relations of the clocks of each of a guest's CPUs.
+#[derive(Debug)]
+pub struct Clocks(BTreeMap<u32, Clock>);
+
+impl Clocks {
+    /// Finds the relations. The moments may have any values. A CPU that was away at the beginning
+    /// or at the end may have only one, and its clock is not known then.
+    pub fn new(moments: &BTreeMap<u32, Vec<Moment>>) -> Result<Self> {
+        let known = moments.iter().filter(|(_, of_cpu)| of_cpu.len() > 1);
+        let clock = |(&cpu, of_cpu): (&u32, &Vec<Moment>)| {
+            let clock = Clock::new(of_cpu.clone()).with_context(|| format!("CPU {cpu}"))?;
+            Ok((cpu, clock))
+        };
+        let clocks: BTreeMap<u32, Clock> = known.map(clock).collect::<Result<_>>()?;
+        ensure!(!clocks.is_empty(), "two times of both clocks expected, and found on no CPU");
+        Ok(Self(clocks))
+    }
+
+    /// Returns the clock of a CPU, if it is known.
+    pub fn of(&self, cpu: u32) -> Option<&Clock> {
+        self.0.get(&cpu)
+    }
+
+    /// Returns the clocks of all CPUs. There is one at least.
+    pub fn all(&self) -> impl Iterator<Item = &Clock> {
+        self.0.values()
+    }
+
+    /// Returns by how much a time of any CPU may be wrong, unit: ns.
+    pub fn error(&self) -> u64 {
+        self.all().map(Clock::error).max().unwrap_or(0)
+    }
+}
+
 /// Returns the clock's time when the counter had a value between two moments.
 fn between(first: &Moment, last: &Moment, tsc: u64) -> u64 {
     let ns = u128::from(tsc - first.tsc) * u128::from(last.ns - first.ns);
@@ -201,6 +304,34 @@ mod tests {
         let all = moments.until_now().unwrap();
         assert_eq!(all.len(), 3, "of two ticks in a second one is kept");
         Clock::new(all).unwrap();
+    }
+
+    #[test]
+    fn each_cpu_has_a_clock_of_its_own() {
+        let home = sched_getaffinity(SELF).unwrap();
+        let mut each = EachCpu::begin().unwrap();
+        each.tick().unwrap();
+        each.visited -= KEPT_EACH;
+        each.tick().unwrap();
+        let all = each.until_now().unwrap();
+        assert_eq!(sched_getaffinity(SELF).unwrap(), home);
+        let online = std::thread::available_parallelism().unwrap().get();
+        assert!(all.len() >= online, "{} of {online} CPUs", all.len());
+        assert!(all.values().all(|of_cpu| of_cpu.len() == 3), "{all:?}");
+        Clocks::new(&all).unwrap();
+    }
+
+    #[test]
+    fn clocks_of_cpus_may_differ() {
+        let ahead = moments(&[(0, 500, 0), (1_000, 1_500, 10)]);
+        let all = [(0, moments(&[(0, 0, 4), (1_000, 1_000, 0)])), (2, ahead), (3, Vec::new())];
+        let clocks = Clocks::new(&BTreeMap::from(all)).unwrap();
+        let at = |cpu| clocks.of(cpu).and_then(|clock| clock.ns(100));
+        assert_eq!([0, 1, 2, 3].map(at), [Some(100), None, Some(600), None]);
+        assert_eq!(clocks.error(), 10 + 2);
+        let backwards = BTreeMap::from([(7, moments(&[(1, 2, 0), (2, 2, 0)]))]);
+        let why = format!("{:#}", Clocks::new(&backwards).unwrap_err());
+        assert_eq!(why, "CPU 7: times of both clocks found that go back");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use perfctr::host::DomainClock;
 use perfctr_gate::text::harmless;
 
 use self::about::About;
-use self::clock::Clock;
+use self::clock::{Clock, Clocks};
 use crate::elf::Facts;
 use crate::host::{DomainFile, Kernel, kernel_of, user_mode_of};
 use crate::perf_data::turns::{Answer, Answers, Executed, Question, answer};
@@ -103,11 +103,11 @@ fn add(
     let label = profile.threads.iter().find(|thread| thread.pid == domain);
     let label = label.with_context(|| format!("the profile has no samples of domain {domain}"))?;
     let label = label.domain();
-    let clock = Clock::new(about.moments.clone())?;
+    let clocks = Clocks::new(&about.moments)?;
     let counter = counter(&about, host, domain)?;
-    check(&clock, counter, host)?;
-    let error = clock.error().saturating_add(host.kvm.map_or(0, |kvm| kvm.clock_error));
-    let asked = Asked::of(profile, domain, &clock, counter)?;
+    check(&clocks, counter, host)?;
+    let error = clocks.error().saturating_add(host.kvm.map_or(0, |kvm| kvm.clock_error));
+    let asked = Asked::of(profile, domain, &clocks, counter)?;
     let describe = |path: &OsStr, id: Option<String>| describe(&about, domain, path, id);
     let Answers { each, files } = answer(opened, &asked.questions, error, describe)?;
     let mut joined = Joined::new(profile, domain, label, error);
@@ -145,13 +145,15 @@ fn counter(about: &About, host: &Host, domain: u32) -> Result<DomainClock> {
     Ok(DomainClock::native())
 }
 
-/// Checks that the guest's counter has the rate that it has by the host's.
-fn check(clock: &Clock, counter: DomainClock, host: &Host) -> Result<()> {
-    let [found, expected] = [clock.ticks_per_second(), counter.ticks(host.tsc_per_second)];
-    ensure!(
-        found.abs_diff(expected) <= expected / RATES_SHARE,
-        "a time-stamp counter with {found} ticks in a second found, {expected} expected"
-    );
+/// Checks that the guest's counter has, on each CPU, the rate that it has by the host's.
+fn check(clocks: &Clocks, counter: DomainClock, host: &Host) -> Result<()> {
+    let expected = counter.ticks(host.tsc_per_second);
+    for found in clocks.all().map(Clock::ticks_per_second) {
+        ensure!(
+            found.abs_diff(expected) <= expected / RATES_SHARE,
+            "a time-stamp counter with {found} ticks in a second found, {expected} expected"
+        );
+    }
     Ok(())
 }
 
@@ -176,7 +178,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn of(profile: &Profile, domain: u32, clock: &Clock, counter: DomainClock) -> Result<Self> {
+    fn of(profile: &Profile, domain: u32, clocks: &Clocks, counter: DomainClock) -> Result<Self> {
         // The profile has a host.
         let host = profile.host.as_ref().context("no host")?;
         let (mut all, mut outside) = (Vec::new(), Vec::new());
@@ -190,11 +192,11 @@ impl Asked {
                 "the profile does not say when samples were taken: an earlier release has \
                  recorded it"
             );
-            let address = users_address(profile, domain, stack);
+            let (cpu, address) = (thread.tid, users_address(profile, domain, stack));
+            let clock = clocks.of(cpu);
             for (k, &time) in stack.times.iter().enumerate() {
-                match clock.ns(counter.at(host.tsc_at(time))) {
+                match clock.and_then(|clock| clock.ns(counter.at(host.tsc_at(time)))) {
                     Some(time) => {
-                        let cpu = thread.tid;
                         all.push((Question { time, cpu, address }, (n, k)));
                     }
                     None => outside.push((n, k)),
@@ -202,7 +204,9 @@ impl Asked {
             }
         }
         if all.is_empty() {
-            let [first, last] = clock.span();
+            let spans = clocks.all().map(Clock::span);
+            let [first, last] = spans
+                .fold([u64::MAX, 0], |whole, one| [whole[0].min(one[0]), whole[1].max(one[1])]);
             bail!(
                 "the guest has recorded while its time-stamp counter went from {first} to {last}, \
                  and the host has no samples of it then; the host's recording began at {}",

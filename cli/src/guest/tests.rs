@@ -28,7 +28,8 @@ struct Made {
 
 impl Made {
     fn new() -> Self {
-        let mut about = About::new(vec![moment(1_000), moment(1_000_000)]);
+        let mut about =
+            About::new((0..3).map(|cpu| (cpu, vec![moment(1_000), moment(1_000_000)])).collect());
         about.kind = Some("PV".to_owned());
         about.kernel =
             vec![(0xffff_ffff_8000_0000, "work".into()), (0xffff_ffff_9000_0000, "end".into())];
@@ -414,7 +415,7 @@ fn a_guest_with_a_counter_of_its_own_is_on_the_hosts_axis() {
         made.about.kind = Some("PVH".into());
         made.known(PROGRAM_A, "a", "/bin/a", 0).switch(500_000, 0, PROGRAM_A, PROGRAM_B);
         let counter = DomainClock::scaled(77, scale, bits);
-        for moment in &mut made.about.moments {
+        for moment in made.about.moments.values_mut().flatten() {
             moment.tsc = counter.at(moment.tsc);
         }
         let mut profile = host(&[499_998, 500_002].map(|time| (user(0, 0x5004), time)));
@@ -427,13 +428,46 @@ fn a_guest_with_a_counter_of_its_own_is_on_the_hosts_axis() {
 }
 
 #[test]
+fn a_sample_is_compared_by_the_clock_of_its_cpu() {
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0);
+    for cpu in 0..2 {
+        made.switch(500_000, cpu, PROGRAM_A, PROGRAM_B);
+    }
+    // The clock of CPU 1 is ahead: it showed 500,000 when that of CPU 0 showed 499,000.
+    for moment in made.about.moments.get_mut(&1).unwrap() {
+        moment.ns += 1_000;
+    }
+    let at = 499_500;
+    let (all, found) = joined(&mut host(&[(user(0, 0x5004), at), (user(1, 0x5004), at)]), made);
+    assert_eq!(all, ["70/70 a of a: a_first", "80/80  of : [user mode of domain 3]"]);
+    assert_eq!(found.outside, 0);
+}
+
+#[test]
+fn a_cpu_whose_clock_is_not_known_keeps_its_samples_without_a_thread() {
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 1, IDLE, PROGRAM_A);
+    made.about.moments.get_mut(&1).unwrap().truncate(1);
+    let mut profile = host(&[(user(0, 0x5004), 3_000), (user(1, 0x5004), 3_000)]);
+    let (_, found) = joined(&mut profile, made);
+    assert_eq!((found.samples, found.named, found.outside), (2, 0, 1));
+}
+
+#[test]
 fn other_guests_and_clocks_are_refused() {
     type Spoil = fn(&mut Made);
     let cases: [(Spoil, &str); 4] = [
         (|made| made.about.kind = Some("PVH".into()), "domain 3 has read, whose kind is PVH"),
         (|made| made.about.kind = None, "domain 3 has read, whose kind is none"),
-        (|made| made.about.moments.truncate(1), "1 times of both clocks found, 2 expected"),
-        (|made| made.about.moments[1].tsc += 999_000, "counter with 2000000000 ticks"),
+        (
+            |made| made.about.moments.clear(),
+            "two times of both clocks expected, and found on no CPU",
+        ),
+        (
+            |made| made.about.moments.get_mut(&1).unwrap()[1].tsc += 999_000,
+            "counter with 2000000000 ticks",
+        ),
     ];
     for (spoil, expected) in cases {
         let mut made = Made::new();

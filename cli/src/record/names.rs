@@ -2,7 +2,7 @@
 //! Records which threads execute when, and which programs and files they execute, without taking
 //! samples: a host that samples this machine as one of its domains can name them then.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +16,7 @@ use perfctr::watch::Turns;
 use super::space::mappings;
 use crate::elf::Facts;
 use crate::guest::about::About;
-use crate::guest::clock::{Moment, Moments};
+use crate::guest::clock::{EachCpu, Moment};
 use crate::perf_data::Mapped;
 use crate::perf_data::stream::Stream;
 use crate::profile::Place;
@@ -43,7 +43,7 @@ struct Recording<'a> {
     turns: Turns,
     stream: Stream<BufWriter<&'a File>>,
     /// `None` before the recording begins.
-    moments: Option<Moments>,
+    moments: Option<EachCpu>,
     /// The files with code that were mapped.
     files: BTreeSet<Vec<u8>>,
     build_ids: HashMap<Vec<u8>, Option<String>>,
@@ -114,7 +114,7 @@ impl<'a> Recording<'a> {
 
     /// Ends the recording, and adds the functions of all files and of the kernel.
     fn finish(mut self) -> Result<()> {
-        let moments = self.moments.as_ref().map_or(Ok(Vec::new()), Moments::until_now)?;
+        let moments = self.moments.as_ref().map_or(Ok(BTreeMap::new()), EachCpu::until_now)?;
         self.take()?;
         if self.lost > 0 {
             let lost = counted(self.lost, "record");
@@ -129,12 +129,12 @@ impl<'a> Recording<'a> {
 impl Beside for Recording<'_> {
     fn begin(&mut self, _: Option<pid_t>) -> Result<()> {
         self.add_all(BEFORE)?;
-        self.moments = Some(Moments::begin()?);
+        self.moments = Some(EachCpu::begin()?);
         self.take()
     }
 
     fn tick(&mut self) -> Result<()> {
-        self.moments.as_mut().map_or(Ok(()), Moments::tick)?;
+        self.moments.as_mut().map_or(Ok(()), EachCpu::tick)?;
         self.take()
     }
 }

@@ -74,16 +74,44 @@ pub fn connect() -> Result<()> {
         let status = Command::new(BUSYBOX).args(words).status().context(BUSYBOX)?;
         ensure!(status.success(), "{words:?}: {status}");
     }
-    let listener = TcpListener::bind((TENANT, FUNCTIONS_PORT))?;
     // The kernel's modules are in the list by now.
-    let functions = fs::read("/proc/kallsyms")?;
+    offer(FUNCTIONS_PORT, fs::read("/proc/kallsyms")?)
+}
+
+/// Sends these contents to whoever connects to this port of the tenant, which runs this.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn offer(port: u16, contents: Vec<u8>) -> Result<()> {
+    let listener = TcpListener::bind((TENANT, port))?;
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             // If something is missing, the receiver notices it.
-            let _ = stream.write_all(&functions);
+            let _ = stream.write_all(&contents);
         }
     });
     Ok(())
+}
+
+/// Returns the contents that the tenant offers at this port.
+///
+/// # Errors
+///
+/// The tenant does not answer.
+pub fn take(port: u16) -> Result<Vec<u8>> {
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect((TENANT, port)) {
+            Ok(mut stream) => {
+                let mut contents = Vec::new();
+                stream.read_to_end(&mut contents)?;
+                return Ok(contents);
+            }
+            Err(error) if start.elapsed() > PATIENCE => return Err(error).context(TENANT),
+            Err(_) => sleep(Duration::from_millis(200)),
+        }
+    }
 }
 
 /// Returns the list of the functions of the tenant's kernel, as its `/proc/kallsyms`.
@@ -92,17 +120,7 @@ pub fn connect() -> Result<()> {
 ///
 /// The tenant does not answer.
 pub fn functions_of_tenant() -> Result<Vec<u8>> {
-    let start = Instant::now();
-    loop {
-        match TcpStream::connect((TENANT, FUNCTIONS_PORT)) {
-            Ok(mut stream) => {
-                let mut functions = Vec::new();
-                stream.read_to_end(&mut functions)?;
-                ensure!(functions.ends_with(b"\n"), "the list does not end: {}", functions.len());
-                return Ok(functions);
-            }
-            Err(error) if start.elapsed() > PATIENCE => return Err(error).context(TENANT),
-            Err(_) => sleep(Duration::from_millis(200)),
-        }
-    }
+    let functions = take(FUNCTIONS_PORT)?;
+    ensure!(functions.ends_with(b"\n"), "the list does not end: {}", functions.len());
+    Ok(functions)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::artefacts::xen;
+use crate::artefacts::{guest, xen};
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
 use crate::suites::tenants;
@@ -14,8 +14,9 @@ use crate::suites::tenants;
 /// and compares both with the emulator's tally. On the first one, the command samples the host,
 /// also while the control domain says which threads it executes, and then guests sample themselves
 /// while the host is sampled. On the second one, an AMD machine, a PVH tenant is sampled, and in
-/// the long tier also the host. The long tier has two more: one where there are only accounts, and
-/// one where a PVH tenant is sampled and accounted.
+/// the long tier also the host. The long tier has three more: one whose PVH tenant says which
+/// threads it executes, one where there are only accounts, and one where a PVH tenant is sampled
+/// and accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(
@@ -38,6 +39,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     if report.volume == Volume::Usual {
         return Ok(());
     }
+    report.program(active_tenant()?, "active")?;
     let mut spec = self::spec("pv", "accounts", &["/work/accounts"])?;
     spec.add_program("perfctr", "perfctr")?;
     report.program(spec, "accounts")?;
@@ -46,6 +48,21 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.topology.cpu.push_str(",+perfctr-core");
     tenants::add_tenant(&mut spec, "system", &[])?;
     report.program(spec, "accounts")
+}
+
+/// Describes a machine with a PVH tenant that says which threads it executes.
+fn active_tenant() -> Result<Spec> {
+    let mut spec = Spec::new("pv-amd", ["/work/active", "beside"])?.driver("profile,all")?;
+    // The tenant keeps the names of all functions of its kernel and its programs.
+    spec.topology.memory_mib += 512;
+    spec.timeout = Duration::from_secs(900);
+    spec.add_program("vm-tests", "active")?;
+    spec.add_program("perfctr", "perfctr")?;
+    let mut further = tenants::add_network(&mut spec)?;
+    let path = "work/perfctr".to_owned();
+    further.push((path, guest::program("perfctr", "perfctr")?));
+    tenants::add_tenant(&mut spec, "active", &further)?;
+    Ok(spec)
 }
 
 fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {

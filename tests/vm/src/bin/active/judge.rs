@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Compares the host's profile, with what the domain says, with what the programs know.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use perfctr::host::DomainClock;
+use serde_json::Value;
+use vm_tests::tally::Tally;
+
+use crate::programs::{PROGRAMS, Worked};
+
+/// The number of events between two samples.
+pub const PERIOD: u64 = 100_000;
+/// The length of a program's function. Unit: bytes.
+const FUNCTION_BYTES: u64 = 64;
+
+/// A host's profile that the report has joined with what a domain says.
+pub struct Joined<'a> {
+    /// The domain's number, and its time-stamp counter.
+    pub domain: u32,
+    pub clock: DomainClock,
+    /// The profile.
+    pub profile: &'a Value,
+    /// The report's table of layers, processes and functions.
+    pub table: &'a str,
+}
+
+/// Judges the samples of both programs.
+pub fn judge(joined: &Joined<'_>, both: &[Worked; 2], tally: &mut Tally) -> Result<()> {
+    let unknown = unknown_at_most(joined.table)?;
+    for (n, worked) in both.iter().enumerate() {
+        println!("{}: {worked:x?}", PROGRAMS[n]);
+        judge_one(n, worked, joined, unknown, tally)?;
+    }
+    Ok(())
+}
+
+/// Returns how many samples at the programs' functions may lack a name, by what the report says.
+///
+/// A sample lacks a name if the guest says that its CPU was idle then, or that nothing was at the
+/// sample's address. This may only happen near a switch of threads, where the clocks do not tell on
+/// which side of the switch the sample is. The report has the number of those samples as well.
+fn unknown_at_most(report: &str) -> Result<u64> {
+    let number = |kind: &str| -> Result<u64> {
+        let Some((before, _)) = report.split_once(kind) else { return Ok(0) };
+        Ok(before.rsplit(' ').next().context("no number")?.parse()?)
+    };
+    let idle = number(" samples in user mode while")?;
+    let unmapped = number(" samples in memory of which")?;
+    Ok((idle + unmapped).min(number(" of these are within")?))
+}
+
+/// Checks that samples at the addresses of a program's function have this program's name and this
+/// function's, but for `unknown` ones at most, that no others have, and that there is one for each
+/// period.
+fn judge_one(
+    n: usize,
+    worked: &Worked,
+    joined: &Joined<'_>,
+    unknown: u64,
+    tally: &mut Tally,
+) -> Result<()> {
+    let program = PROGRAMS[n];
+    let (all, during) = joined.at(worked)?;
+    let mut found = BTreeMap::new();
+    for line in joined.table.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [samples, _, "user", pid, name, function @ ..] = &*words else { continue };
+        let function = function.join(" ");
+        if function.ends_with(&format!("{program}_work")) {
+            *found.entry(format!("{pid} {name}")).or_insert(0) += samples.parse::<u64>()?;
+        }
+    }
+    println!("{program}: {all} samples at its function, {during} during its work, {found:?}");
+    let own = found.remove(&format!("{} {program}", worked.pid)).unwrap_or(0);
+    let why = format!("{own} of {all} samples, {unknown} may be unknown, {found:?} of others");
+    let is_own = own <= all && own + unknown >= all && found.is_empty();
+    tally.check(
+        &format!("each sample of the program {program} is of its process and function"),
+        if is_own { Ok(()) } else { Err(why) },
+    );
+    let periods = worked.instructions / PERIOD;
+    // Whether a period ends in the last instructions of a turn is chance.
+    let off = 1 + 3 * worked.turns.isqrt() / 2;
+    let why = format!("{during} samples, {periods} periods within {off} expected");
+    println!("{program}: {why}");
+    let fits = periods > 100 && during.abs_diff(periods) <= off;
+    let fits = if fits { Ok(()) } else { Err(why) };
+    tally.check(&format!("the program {program} has a sample for each period"), fits);
+    Ok(())
+}
+
+impl Joined<'_> {
+    /// Returns how many of the domain's samples are at a program's function, and how many of these
+    /// were taken during its work.
+    fn at(&self, worked: &Worked) -> Result<(u64, u64)> {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let host = &self.profile["host"];
+        let (start, rate) = (number(&host["tsc"]), number(&host["tsc_per_second"]));
+        ensure!(rate > 0 && start > 0, "{host}");
+        let own_tsc = |ns: u64| {
+            let since = u128::from(ns) * u128::from(rate) / 1_000_000_000;
+            self.clock.at(start + since as u64)
+        };
+        let [from, to] = worked.tsc;
+        let addresses = worked.function..worked.function + FUNCTION_BYTES;
+        let place = format!("[user mode of domain {}]", self.domain);
+        let mut found = (0, 0);
+        for stack in self.profile["stacks"].as_array().context("no stacks")? {
+            let frame = &self.profile["frames"][number(&stack["frames"][0]) as usize];
+            let module = &self.profile["modules"][number(&frame["module"]) as usize];
+            if module["path"] != place.as_str() || !addresses.contains(&number(&frame["address"])) {
+                continue;
+            }
+            let times = stack["times"].as_array().context("no times")?;
+            let is_during = |time: &&Value| (from..=to).contains(&own_tsc(number(time)));
+            found.0 += times.len() as u64;
+            found.1 += times.iter().filter(is_during).count() as u64;
+        }
+        Ok(found)
+    }
+}
