@@ -14,9 +14,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use shared_abi::hypercall::HvStats;
 use vm_tests::disturb::{hotplug, suspend_to_ram};
-use vm_tests::region;
+use vm_tests::perf::{Event, Whose, generic};
+use vm_tests::region::{self, Region};
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::witness::Witness;
@@ -29,6 +31,9 @@ const UNFIT: u32 = 2;
 const FIT: u64 = 0b11;
 /// The physical CPU with counters that goes and comes back.
 const DEPARTING: u32 = 1;
+/// What perf's events count, and the region by which the cost of a reading is found.
+const REGION: Region = Region { first: 1_000_000, second: 1 };
+const SHORTEST: Region = Region { first: 1, second: 1 };
 /// The physical CPU that is reset when the machine sleeps, and does not come up anew then.
 const BOOT: u32 = 0;
 /// How long it may take until the vCPU has been moved.
@@ -67,6 +72,8 @@ fn main() -> Result<ExitCode> {
     tally.check("statistics keep what a physical CPU has done that goes", kept);
     let awake = counts_after_sleep(&xen).map_err(|error| format!("{error:#}"));
     tally.check("a thread counts exactly on the boot CPU after the machine has slept", awake);
+    let awake = events_after_sleep().map_err(|error| format!("{error:#}"));
+    tally.check("perf's events count exactly after the machine has slept", awake);
     Ok(tally.finish())
 }
 
@@ -133,6 +140,49 @@ fn counts_after_sleep(xen: &Xen) -> Result<()> {
     let awake = witness.exact();
     xen.set_affinity(CONTROL_DOMAIN, 0, FIT)?;
     awake
+}
+
+/// Checks perf's events of a thread and of the first virtual CPU that count while the machine is
+/// suspended to RAM. Linux takes the other virtual CPUs offline for that time, which ends their
+/// events.
+fn events_after_sleep() -> Result<()> {
+    let open = |whose| Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), whose, None);
+    let thread = open(Whose::Thread(SELF))?;
+    let of_cpu = open(Whose::Cpu(0))?;
+    let exact = || -> Result<()> {
+        counts_region(&thread, |found, executed| found == executed).context("a thread's event")?;
+        // It also counts other programs.
+        counts_region(&of_cpu, |found, executed| found >= executed).context("a CPU's event")
+    };
+    run_on(SELF, &[0])?;
+    exact().context("before it sleeps")?;
+    let witness = Witness::new()?;
+    let before = (thread.count()?, witness.session().read::<1>()?);
+    suspend_to_ram()?;
+    let (inner, outer) = (witness.session().read::<1>()?, thread.count()?);
+    // perf's two readings are around the library's.
+    let (inner, outer) = (inner.counts[0] - before.1.counts[0], outer - before.0);
+    ensure!(outer >= inner, "perf has counted {outer}, and the library {inner} within that");
+    exact().context("after it has slept")
+}
+
+/// Checks what an event counts while this thread executes a region. What the two readings add is
+/// found by a region of hardly any instruction.
+fn counts_region(event: &Event, is_right: impl Fn(u64, u64) -> bool) -> Result<()> {
+    // The first reading of all may execute what the others do not.
+    let [_, least, found] =
+        [SHORTEST, SHORTEST, REGION].map(|region| counted(event, region).context("it has none"));
+    let (executed, found) = (least? + REGION.instructions() - SHORTEST.instructions(), found?);
+    ensure!(is_right(found, executed), "{found} counted, {executed} executed");
+    Ok(())
+}
+
+/// Returns what an event counts while this thread executes a region.
+#[inline(never)]
+fn counted(event: &Event, region: Region) -> Result<u64> {
+    let before = event.count()?;
+    region.execute(&mut 0);
+    Ok(event.count()? - before)
 }
 
 /// Waits until `look` finds something, and returns it if it does in time.
