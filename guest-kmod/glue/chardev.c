@@ -146,8 +146,9 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 	case PERFCTR_IOC_RING:
 		return perfctr_ring_begin(thread, argument);
 	case PERFCTR_IOC_RING_TAKE:
-		return perfctr_core_ring_take(perfctr_core_of(thread),
-					      *(u64 *)argument);
+	case PERFCTR_IOC_INTERRUPTS:
+		return perfctr_core_serve_word(perfctr_core_of(thread), number,
+					       argument);
 	case PERFCTR_IOC_UNLINK:
 		return perfctr_thread_unlink(thread);
 	case PERFCTR_IOC_CPU_CONTROL:

@@ -72,6 +72,12 @@ struct perfctr_thread {
 	u64 core[];
 };
 
+/*
+ * watch.c: an interrupt or exception with these registers, or NULL, and the
+ * vector of an exception whose signal is sent, or 0. platform/ calls it, too.
+ */
+void perfctr_interrupted(const struct pt_regs *regs, u32 vector);
+
 /* platform/: the differences between hypervisors. */
 struct perfctr_platform {
 	const char *name;
@@ -155,10 +161,10 @@ struct perfctr_probe {
 	/* NULL if the probe is not registered. */
 	struct tracepoint *tracepoint;
 };
-int perfctr_probe(struct perfctr_probe *probe);
-void perfctr_unprobe(struct perfctr_probe *probe);
+int perfctr_probe(struct perfctr_probe *probes, unsigned int count);
+void perfctr_unprobe(struct perfctr_probe *probes, unsigned int count);
 
-/* watch.c: whether switches are watched. */
+/* watch.c: whether switches and interrupts are watched. */
 void perfctr_watch_exit(void);
 
 /* hold.c: makes a thread stand still. */

@@ -9,7 +9,7 @@
 /*
  * Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
  */
-#define PERFCTR_THREAD_BYTES 1928
+#define PERFCTR_THREAD_BYTES 1944
 
 /*
  * The size of C's storage for an argument, unit: words.
@@ -35,6 +35,21 @@
  * Subject::kind: a thread of the kernel, which executes no program.
  */
 #define PERFCTR_SUBJECT_KERNEL 2
+
+/*
+ * Entry::mode: there is no interrupt, or the kernel does not know what it has stopped.
+ */
+#define PERFCTR_INTERRUPTED_UNKNOWN 0
+
+/*
+ * Entry::mode: the interrupt or the exception has stopped the kernel.
+ */
+#define PERFCTR_INTERRUPTED_KERNEL 1
+
+/*
+ * Entry::mode: the interrupt or the exception has stopped user mode.
+ */
+#define PERFCTR_INTERRUPTED_USER 2
 
 /*
  * How long pages that nobody needs stay registered, unit: ms.
@@ -734,6 +749,13 @@ int perfctr_core_info(uint32_t vcpus,
                       struct perfctr_info_arg *out);
 
 /*
+ * Serves `IOC_RING_TAKE` and `IOC_INTERRUPTS` of anybody, whose argument is a word.
+ */
+int perfctr_core_serve_word(const struct perfctr_core_thread *thread,
+                            uint32_t number,
+                            uint64_t *word);
+
+/*
  * Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.
  */
 int perfctr_core_operate(perfctr_on_thread thread,
@@ -828,11 +850,6 @@ int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_
 uint32_t perfctr_core_ring_callers(uint64_t frame, uint64_t *out, uint32_t room);
 
 /*
- * Serves `IOC_RING_TAKE` of anybody; see Ring::take(guest_kmod::Ring::take).
- */
-int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
-
-/*
  * Returns whether the ring is full to its watermark. Anybody may ask.
  */
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
@@ -854,6 +871,15 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
  * Does what is needed after the rights of the thread that executes have changed.
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
+
+/*
+ * Subtracts an interrupt or an exception that was counted; see guest_kmod::surplus.
+ */
+void perfctr_core_interrupted(perfctr_on_vcpu vcpu,
+                              perfctr_present present,
+                              uint32_t mode,
+                              int64_t system_call,
+                              uint32_t vector);
 
 /*
  * Gives back the references to the container and to the namespace of users of an identity.
@@ -927,7 +953,7 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 /*
  * Has the kernel call the module at every switch. Returns 0, or an error.
  */
-extern int perfctr_glue_watch_begin(void);
+extern int perfctr_glue_watch_begin(bool interrupts);
 
 /*
  * Schedules a call of perfctr_core_stop_if_idle, if nobody counts. Does not sleep.

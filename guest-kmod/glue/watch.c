@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Watches switches while anybody has counters, so that a kernel in which nobody
- * counts pays nothing. The core decides when (src/watch.rs).
+ * counts pays nothing. The core decides when (src/watch.rs). If the CPUs count
+ * interrupts and exceptions as instructions, this watches them, too, so that
+ * the core can subtract them (src/surplus.rs).
  *
  * A switch that is under way on a CPU when the watch begins may not be noticed.
  * But no page is registered on that CPU then: a CPU registers its page itself,
@@ -10,20 +12,82 @@
 
 #include <linux/cpumask.h>
 #include <linux/jiffies.h>
+#include <linux/sched/task_stack.h>
 #include <linux/tracepoint.h>
+#include <asm/irq_regs.h>
+#include <asm/ptrace.h>
 
 #include "perfctr.h"
 
 /* Held while the watch begins or ends. */
 static DEFINE_MUTEX(perfctr_watch_lock);
 
-static struct perfctr_probe perfctr_switches = { "sched_switch",
-						 perfctr_on_switch };
+/*
+ * If no registers are passed, the kernel does not know what was interrupted, or
+ * nothing was. The core then judges by how the thread has left user mode.
+ */
+void perfctr_interrupted(const struct pt_regs *regs, u32 vector)
+{
+	u32 mode = !regs	   ? PERFCTR_INTERRUPTED_UNKNOWN :
+		   user_mode(regs) ? PERFCTR_INTERRUPTED_USER :
+				     PERFCTR_INTERRUPTED_KERNEL;
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_core_interrupted(perfctr_this_vcpu(),
+				 perfctr_core_of_task(current), mode,
+				 task_pt_regs(current)->orig_ax, vector);
+	local_irq_restore(flags);
+}
+
+/* Xen's event channels are such interrupts, too. */
+static void perfctr_on_irq(void *unused, int irq, struct irqaction *action)
+{
+	perfctr_interrupted(get_irq_regs(), 0);
+}
+
+static void perfctr_on_vector(void *unused, int vector)
+{
+	perfctr_interrupted(get_irq_regs(), 0);
+}
+
+static void perfctr_on_page_fault(void *unused, unsigned long address,
+				  struct pt_regs *regs, unsigned long error)
+{
+	perfctr_interrupted(regs, 0);
+}
+
+/* Exceptions other than page faults are traced only by their signals. */
+static void perfctr_on_signal(void *unused, int number,
+			      struct kernel_siginfo *info,
+			      struct task_struct *task, int group, int result)
+{
+	perfctr_interrupted(get_irq_regs(), current->thread.trap_nr);
+}
+
+/*
+ * Only the first one is there if the CPUs do not count interrupts. Each has the
+ * prototype of its tracepoint, as kernels that check indirect calls demand.
+ */
+static struct perfctr_probe perfctr_watched[] = {
+	{ "sched_switch", perfctr_on_switch },
+	{ "irq_handler_entry", perfctr_on_irq },
+	{ "page_fault_user", perfctr_on_page_fault },
+	{ "signal_generate", perfctr_on_signal },
+	{ "local_timer_entry", perfctr_on_vector },
+	{ "irq_work_entry", perfctr_on_vector },
+#ifdef CONFIG_SMP
+	{ "reschedule_entry", perfctr_on_vector },
+	{ "call_function_entry", perfctr_on_vector },
+	{ "call_function_single_entry", perfctr_on_vector },
+#endif
+};
 
 /* The caller holds the lock. */
-int perfctr_glue_watch_begin(void)
+int perfctr_glue_watch_begin(bool interrupts)
 {
-	int err = perfctr_probe(&perfctr_switches);
+	int err = perfctr_probe(perfctr_watched,
+				interrupts ? ARRAY_SIZE(perfctr_watched) : 1);
 
 	if (!err)
 		preempt_notifier_inc();
@@ -57,7 +121,7 @@ static void perfctr_watch_end(struct work_struct *work)
 	mutex_lock(&perfctr_watch_lock);
 	if (perfctr_core_watch_end(!work)) {
 		preempt_notifier_dec();
-		perfctr_unprobe(&perfctr_switches);
+		perfctr_unprobe(perfctr_watched, ARRAY_SIZE(perfctr_watched));
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }

@@ -266,6 +266,19 @@ impl OnVcpu<'_> {
         self.cpu().stop_cpu_wide(own.pmu(), &COUNTING);
     }
 
+    /// Subtracts an interrupt of user mode from this CPU's counters, if it counts CPU-wide; see
+    /// [`ThreadPmu::interrupted`](guest_kmod::ThreadPmu::interrupted).
+    pub(crate) fn interrupted_cpu_wide(&mut self) -> bool {
+        // SAFETY: the counters are freed only after each CPU was called to stop.
+        let Some(counters) = (unsafe { self.object().cpu_wide.running.get().as_ref() }) else {
+            return false;
+        };
+        // SAFETY: these are this CPU's counters, with which it counts, and interrupts are disabled.
+        let mut own = unsafe { OnThread::new(counters) };
+        let (pmu, page) = own.pmu();
+        pmu.interrupted(page, &self.cpu())
+    }
+
     /// Reads this CPU's counters. The caller of this CPU holds the mutex of the CPUs.
     pub(crate) fn read_cpu_wide(&mut self, counters: &ThreadObject) -> Result<Sums, Errno> {
         // SAFETY: this CPU executes this with interrupts disabled. Its caller has passed the CPU's

@@ -22,6 +22,7 @@ mod requests;
 mod restore;
 mod ring;
 mod shown;
+mod surplus;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -33,7 +34,7 @@ mod x86;
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::overflow::Signal;
@@ -158,6 +159,13 @@ impl ThreadObject {
         // SAFETY: nobody else reads or writes the control while C holds the mutex.
         unsafe { *self.control.get() = Control { preserve: 0, ..*control } };
     }
+
+    /// Returns how many interrupts were subtracted from the thread's counts. Anybody may ask.
+    fn interrupts(&self) -> u64 {
+        // SAFETY: the page is freed only together with the object.
+        let page = unsafe { &*self.page };
+        page.interrupts.load(Relaxed)
+    }
 }
 
 /// Converts a return value of C's, which is 0 or a negative error number.
@@ -173,7 +181,7 @@ fn to_return(result: Result<(), Errno>) -> c_int {
 }
 
 /// Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
-pub const THREAD_BYTES: usize = 1_928;
+pub const THREAD_BYTES: usize = 1_944;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object for a user, and takes over the caller's reference to the user.

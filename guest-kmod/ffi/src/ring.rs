@@ -117,12 +117,6 @@ pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, ro
     found
 }
 
-/// Serves `IOC_RING_TAKE` of anybody; see [`Ring::take`](guest_kmod::Ring::take).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_ring_take(thread: &ThreadObject, taken: u64) -> c_int {
-    to_return(thread.ring.take(taken))
-}
-
 /// Returns whether the ring is full to its watermark. Anybody may ask; see
 /// [`Ring::is_ready`](guest_kmod::Ring::is_ready).
 #[unsafe(no_mangle)]

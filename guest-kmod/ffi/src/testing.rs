@@ -666,7 +666,7 @@ extern "C" fn perfctr_glue_present(present: *mut Subject) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_watch_begin() -> c_int {
+extern "C" fn perfctr_glue_watch_begin(_interrupts: bool) -> c_int {
     0
 }
 

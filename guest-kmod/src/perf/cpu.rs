@@ -124,6 +124,13 @@ impl<K: Kernel> ThisVcpu<'_, K> {
         stack.fill(&answer);
     }
 
+    /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
+    /// count it as an instruction. Returns whether it was subtracted from any.
+    pub fn interrupted_events(&mut self) -> bool {
+        let sampler = self.sampler();
+        self.vcpu.events.interrupted(&sampler)
+    }
+
     /// Handles the interrupt of an overflow. Returns one bit for each event that has overflowed.
     pub fn overflowed_events(&mut self) -> u32 {
         if !self.vcpu.events.any_samples() {

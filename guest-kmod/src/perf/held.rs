@@ -13,6 +13,7 @@ use shared_abi::{Config, Errno, PhysSlot};
 use crate::overflow::interrupt_distance;
 use crate::perf::event::EventConfig;
 use crate::perf::stall::Stall;
+use crate::surplus::is_counted_by;
 
 /// The most events at once, which is the number of counters: perf takes turns if it has more.
 pub(crate) const EVENTS_MAX: usize = MAX_COUNTERS;
@@ -41,6 +42,8 @@ struct Held {
     count: u64,
     /// Its counter's `Phys*` when the event went live or was last advanced.
     start: u64,
+    /// What its counter has gained since an interrupt was last subtracted from the count.
+    gained: u64,
     /// The number of events between overflows, if it samples.
     period: u64,
     /// The number of events to the next overflow. It is below 1 if the event has overflowed and
@@ -60,6 +63,7 @@ impl Held {
             started: false,
             count: 0,
             start: 0,
+            gained: 0,
             period: 0,
             left: i64::MAX,
             place: None,
@@ -99,6 +103,21 @@ impl Held {
         self.start = now;
         self.count = self.count.wrapping_add(more);
         self.left = self.left.wrapping_sub_unsigned(more);
+        self.gained = self.gained.wrapping_add(more);
+    }
+
+    /// Subtracts an interrupt that the CPU has counted as an instruction, unless the counter has
+    /// gained nothing since the last one was subtracted; see [`surplus`](crate::surplus). Returns
+    /// whether it was subtracted. perf may have been given the count already, so what it has not
+    /// been given may be below 0 now.
+    fn interrupted(&mut self) -> bool {
+        let is_new = self.gained != 0 && is_counted_by(self.slot, self.evntsel());
+        if is_new {
+            self.gained = 0;
+            self.count = self.count.wrapping_sub(1);
+            self.left = self.left.wrapping_add(1);
+        }
+        is_new
     }
 
     /// Returns whether there is an overflow of which perf does not know yet.
@@ -465,6 +484,17 @@ impl Events {
         if self.live {
             self.live = self.advance(vcpu);
         }
+    }
+
+    /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
+    /// count it. Returns whether it was subtracted from any.
+    pub(crate) fn interrupted(&mut self, vcpu: &impl Sampler) -> bool {
+        let counts = |held: &Held| held.started && is_counted_by(held.slot, held.evntsel());
+        if !self.live || !self.iter().any(counts) {
+            return false;
+        }
+        self.advance_live(vcpu);
+        self.started().fold(false, |any, held| held.interrupted() || any)
     }
 
     /// Adds what each started event has counted. Returns false if the events do not count any more,

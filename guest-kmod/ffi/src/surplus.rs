@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Interrupts and exceptions that are subtracted from counts, as C sees them.
+
+use guest_kmod::surplus::Entry;
+
+use crate::machine::subtracts;
+use crate::on_vcpu::{OnVcpu, Present};
+
+/// Subtracts an interrupt or an exception that was counted; see [`guest_kmod::surplus`].
+///
+/// It is subtracted from the counters of the executing thread, of the whole CPU, and of perf's
+/// events. The parameters are the fields of [`Entry`]. C calls this wherever the kernel traces one, perhaps several times for the same, and in
+/// an NMI that has interrupted user mode.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_interrupted(
+    mut vcpu: OnVcpu<'_>,
+    mut present: Present<'_>,
+    mode: u32,
+    system_call: i64,
+    vector: u32,
+) {
+    if !subtracts() || !(Entry { mode, system_call, vector }).is_counted() {
+        return;
+    }
+    let own = present.on_thread().is_some_and(|mut thread| {
+        let (pmu, page) = thread.pmu();
+        pmu.interrupted(page, &vcpu.cpu())
+    });
+    let cpu_wide = vcpu.interrupted_cpu_wide();
+    let events = vcpu.cpu().interrupted_events();
+    if own || cpu_wide || events {
+        vcpu.cpu().count_subtracted();
+    }
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Decides which interrupts and exceptions are subtracted from counts of user-mode instructions, on
+//! CPUs that count each of them as one more instruction of the code that it interrupts.
+//!
+//! The kernel calls the module wherever it traces an interrupt or an exception. That may be several
+//! times for one, and also for one that has interrupted the kernel. So two questions are asked:
+//!
+//! 1. Has the thread left user mode by an interrupt or an exception ([`Entry::is_counted`])?
+//! 2. Has the thread executed in user mode since the last one that was subtracted? Nothing counts
+//!    in user mode while the kernel executes, and an interrupt in user mode counts itself. So the
+//!    count has changed exactly if the answer is yes.
+
+use shared_abi::arch::{EVNTSEL_RINGS, EVNTSEL_USR, events, is_instruction};
+use shared_abi::{Config, PhysSlot};
+
+use crate::ioctl::Order;
+
+/// [`Entry::mode`]: there is no interrupt, or the kernel does not know what it has stopped.
+pub const INTERRUPTED_UNKNOWN: u32 = 0;
+/// [`Entry::mode`]: the interrupt or the exception has stopped the kernel.
+pub const INTERRUPTED_KERNEL: u32 = 1;
+/// [`Entry::mode`]: the interrupt or the exception has stopped user mode.
+pub const INTERRUPTED_USER: u32 = 2;
+
+/// The number of no system call. The kernel has it in place of one if a thread has left user mode
+/// in another way.
+const NO_SYSTEM_CALL: i64 = -1;
+
+/// What the kernel knows of how the executing thread has entered it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The number of the system call by which the thread has left user mode, or -1.
+    pub system_call: i64,
+    /// An `INTERRUPTED_*` number.
+    pub mode: u32,
+    /// The vector of the exception for which the thread gets a signal now, or 0.
+    pub vector: u32,
+}
+
+impl Entry {
+    /// Returns whether the CPU has counted this entry as an instruction of user mode.
+    ///
+    /// If the kernel does not know what was interrupted, the thread's way out of user mode decides.
+    /// That is wrong while the kernel returns from a signal's handler, since the thread then gets
+    /// the way out by which it had come to the signal, and while the kernel handles INT3.
+    pub fn is_counted(&self) -> bool {
+        let is_of_user_mode = match self.mode {
+            INTERRUPTED_KERNEL => false,
+            INTERRUPTED_USER => true,
+            _ => self.system_call == NO_SYSTEM_CALL,
+        };
+        is_of_user_mode && !is_instruction(self.vector as u8)
+    }
+}
+
+/// Returns whether a counter with this event select counts the instructions of user mode alone.
+///
+/// A counter that counts the kernel, too, counts the interrupts of the kernel, of which the module
+/// does not know.
+pub(crate) fn is_counted_by(slot: PhysSlot, evntsel: u64) -> bool {
+    evntsel & EVNTSEL_RINGS == EVNTSEL_USR && events::counts_instructions(slot, evntsel)
+}
+
+/// What was subtracted from the counters of a thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Surplus {
+    /// One bit for each of its counters that counts the instructions of user mode alone.
+    counters: u32,
+    /// What the first of these had counted when it was last set, or when an interrupt was last
+    /// subtracted from it.
+    noted: u64,
+}
+
+impl Surplus {
+    /// Makes the state of counters that begin at these counts.
+    pub(crate) fn begin(config: &Config, order: &Order, counts: &[u64]) -> Self {
+        let slots = order.slots().iter().enumerate();
+        let counting = slots.filter(|(_, slot)| is_counted_by(**slot, config.evntsel(**slot)));
+        let counters = counting.fold(0, |counters, (index, _)| counters | 1 << index);
+        let mut surplus = Self { counters, noted: 0 };
+        surplus.noted = surplus.first().and_then(|first| counts.get(first)).copied().unwrap_or(0);
+        surplus
+    }
+
+    /// Returns the counters from which interrupts are subtracted, by one bit for each.
+    pub(crate) const fn counters(&self) -> u32 {
+        self.counters
+    }
+
+    /// Returns the first of these counters, if there is one.
+    pub(crate) fn first(&self) -> Option<usize> {
+        (self.counters != 0).then(|| self.counters.trailing_zeros() as usize)
+    }
+
+    /// Returns whether an interrupt has to be subtracted, if the first counter has this count. The
+    /// caller subtracts it then.
+    pub(crate) fn note(&mut self, count: u64) -> bool {
+        let is_new = count != self.noted;
+        if is_new {
+            self.noted = count.wrapping_sub(1);
+        }
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_is_counted_where_it_interrupts_and_instructions_are_not() {
+        for (system_call, mode, vector, is_counted, what) in [
+            (-1, INTERRUPTED_UNKNOWN, 0, true, "a page fault"),
+            (-1, INTERRUPTED_UNKNOWN, 6, true, "an invalid instruction, which gets a signal"),
+            (-1, INTERRUPTED_UNKNOWN, 3, false, "INT3, which gets a signal"),
+            (-1, INTERRUPTED_UNKNOWN, 4, false, "INTO, which gets a signal"),
+            (7, INTERRUPTED_UNKNOWN, 0, false, "a system call"),
+            (0, INTERRUPTED_UNKNOWN, 0, false, "system call 0, or a thread of the kernel"),
+            (-1, INTERRUPTED_KERNEL, 0, false, "an interrupt after a page fault"),
+            (7, INTERRUPTED_KERNEL, 0, false, "an interrupt in a system call"),
+            (-1, INTERRUPTED_USER, 0, true, "an interrupt"),
+        ] {
+            assert_eq!(Entry { system_call, mode, vector }.is_counted(), is_counted, "{what}");
+        }
+    }
+}
