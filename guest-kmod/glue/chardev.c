@@ -112,22 +112,12 @@ static int perfctr_bind(struct file *file, const struct perfctr_create *create,
 	return err;
 }
 
-static int perfctr_request_of_cpus(struct file *file, unsigned int number,
-				   void *argument)
-{
-	int done;
-
-	mutex_lock(&perfctr_cpus_lock);
-	done = perfctr_core_request_of_cpus(number, (unsigned long)file,
-					    argument);
-	mutex_unlock(&perfctr_cpus_lock);
-	return done;
-}
-
 /* The core has checked that the argument has the size of the request's type. */
 static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 			   unsigned int number, void *argument)
 {
+	int done;
+
 	switch (number) {
 	case PERFCTR_IOC_INFO:
 		return perfctr_core_info(nr_cpu_ids, cpuid_eax(1), tsc_khz,
@@ -155,7 +145,11 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 	case PERFCTR_IOC_CPU_READ:
 	case PERFCTR_IOC_CPU_START:
 	case PERFCTR_IOC_CPU_STOP:
-		return perfctr_request_of_cpus(file, number, argument);
+		mutex_lock(&perfctr_cpus_lock);
+		done = perfctr_core_request_of_cpus(number, (unsigned long)file,
+						    argument);
+		mutex_unlock(&perfctr_cpus_lock);
+		return done;
 	default:
 		return -ENOTTY;
 	}

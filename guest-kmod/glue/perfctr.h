@@ -29,14 +29,10 @@
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
 	/*
-	 * The core's note of the registered page, and who may execute
-	 * meanwhile.
+	 * The core's note of the registered page, of who may execute
+	 * meanwhile, and of perf's events. Each switch reads it.
 	 */
 	const struct perfctr_shown *shown;
-	/* The number of perf's events on this CPU. Each switch reads it. */
-	unsigned int events;
-	/* The number of those events whose samples have branches. */
-	unsigned int recorded_events;
 	/*
 	 * Reports an overflow to the current thread as soon as perf's locks are
 	 * free.
@@ -76,7 +72,7 @@ struct perfctr_thread {
  * watch.c: an interrupt or exception with these registers, or NULL, and the
  * vector of an exception whose signal is sent, or 0. platform/ calls it, too.
  */
-void perfctr_interrupted(const struct pt_regs *regs, u32 vector);
+void perfctr_traced(const struct pt_regs *regs, u32 vector);
 
 /* platform/: the differences between hypervisors. */
 struct perfctr_platform {
@@ -132,7 +128,7 @@ int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
 void perfctr_resume_current(void);
 void perfctr_report(struct perfctr_thread *thread, u64 overflows);
-void perfctr_report_current(void);
+void perfctr_report_current(struct irq_work *unused);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task);
 
@@ -145,9 +141,6 @@ void perfctr_event_remove(struct perf_event *event, int flags);
 void perfctr_event_start(struct perf_event *event, int flags);
 void perfctr_event_stop(struct perf_event *event, int flags);
 void perfctr_event_read(struct perf_event *event);
-void perfctr_events_overflow(void);
-
-/* overflow.c: the interrupt of an overflow. */
 irqreturn_t perfctr_overflow(int irq, void *unused);
 
 /* vcpu.c: vCPUs and their pages. */

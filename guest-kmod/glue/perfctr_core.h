@@ -37,21 +37,6 @@
 #define PERFCTR_SUBJECT_KERNEL 2
 
 /*
- * Entry::mode: there is no interrupt, or the kernel does not know what it has stopped.
- */
-#define PERFCTR_INTERRUPTED_UNKNOWN 0
-
-/*
- * Entry::mode: the interrupt or the exception has stopped the kernel.
- */
-#define PERFCTR_INTERRUPTED_KERNEL 1
-
-/*
- * Entry::mode: the interrupt or the exception has stopped user mode.
- */
-#define PERFCTR_INTERRUPTED_USER 2
-
-/*
  * How long pages that nobody needs stay registered, unit: ms.
  */
 #define PERFCTR_UNWATCH_DELAY_MS 10000
@@ -298,6 +283,14 @@ struct perfctr_shown {
    * Whether anything is loaded.
    */
   bool counts;
+  /*
+   * Whether perf has events here, which may go on with the next thread.
+   */
+  bool has_events;
+  /*
+   * Whether branches are recorded for any of them.
+   */
+  bool has_records;
 };
 
 /*
@@ -489,8 +482,6 @@ void perfctr_core_called(const struct perfctr_call *call,
                          perfctr_on_vcpu vcpu,
                          perfctr_present present);
 
-extern bool perfctr_glue_cpu_is_online(uint32_t cpu);
-
 /*
  * Makes counters that belong to root and are not linked. Returns null if there is no memory.
  */
@@ -668,6 +659,11 @@ extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
  * Asks the hypervisor when the module is loaded. Returns 0 or an error; see first_handshake.
  */
 int perfctr_core_handshake(uint32_t cpus, const char **found);
+
+/*
+ * Returns whether the hypervisor has a driver at all.
+ */
+bool perfctr_core_has_driver(void);
 
 /*
  * Asks the hypervisor again. Returns 0 or an error; see handshake_again.
@@ -875,11 +871,12 @@ void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 /*
  * Subtracts an interrupt or an exception that was counted; see guest_kmod::surplus.
  */
-void perfctr_core_interrupted(perfctr_on_vcpu vcpu,
-                              perfctr_present present,
-                              uint32_t mode,
-                              int64_t system_call,
-                              uint32_t vector);
+void perfctr_core_traced(perfctr_on_vcpu vcpu,
+                         perfctr_present present,
+                         bool is_known,
+                         bool is_user,
+                         int64_t system_call,
+                         uint32_t vector);
 
 /*
  * Gives back the references to the container and to the namespace of users of an identity.

@@ -87,9 +87,9 @@ void perfctr_report(struct perfctr_thread *thread, u64 overflows)
 
 /*
  * Reports overflows that were noticed while something else was done. Interrupts
- * are disabled.
+ * are disabled. irq_work calls this, too, where a lock of perf's was held.
  */
-void perfctr_report_current(void)
+void perfctr_report_current(struct irq_work *unused)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
 
@@ -142,11 +142,6 @@ struct preempt_ops perfctr_preempt_ops = {
 	.sched_out = perfctr_out,
 };
 
-static void perfctr_report_here(struct irq_work *unused)
-{
-	perfctr_report_current();
-}
-
 /*
  * The irq_work is not initialised at its definition: most releases of Linux
  * leave addresses 0 in a module's per-CPU data.
@@ -157,7 +152,7 @@ int perfctr_sched_init(void)
 
 	for_each_possible_cpu(cpu)
 		per_cpu(perfctr_cpus.report, cpu) =
-			IRQ_WORK_INIT_HARD(perfctr_report_here);
+			IRQ_WORK_INIT_HARD(perfctr_report_current);
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
 	return 0;
@@ -240,9 +235,9 @@ void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 	const struct perfctr_shown *shown = cpu->shown;
 
 	/* A sample must not have branches of a previous thread. */
-	if (unlikely(cpu->recorded_events))
+	if (unlikely(shown->has_records))
 		perfctr_core_forget_records(cpu->core);
 	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :
-			    unlikely(cpu->events))
+			    unlikely(shown->has_events))
 		perfctr_leave_to(next);
 }

@@ -27,11 +27,6 @@ void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page)
 	get_page(virt_to_page(page));
 }
 
-bool perfctr_glue_cpu_is_online(u32 cpu)
-{
-	return cpu_online(cpu);
-}
-
 /* Executed on each CPU that is called. Interrupts are disabled. */
 static void perfctr_called(void *call)
 {

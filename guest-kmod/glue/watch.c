@@ -15,7 +15,6 @@
 #include <linux/sched/task_stack.h>
 #include <linux/tracepoint.h>
 #include <asm/irq_regs.h>
-#include <asm/ptrace.h>
 
 #include "perfctr.h"
 
@@ -26,35 +25,32 @@ static DEFINE_MUTEX(perfctr_watch_lock);
  * If no registers are passed, the kernel does not know what was interrupted, or
  * nothing was. The core then judges by how the thread has left user mode.
  */
-void perfctr_interrupted(const struct pt_regs *regs, u32 vector)
+void perfctr_traced(const struct pt_regs *regs, u32 vector)
 {
-	u32 mode = !regs	   ? PERFCTR_INTERRUPTED_UNKNOWN :
-		   user_mode(regs) ? PERFCTR_INTERRUPTED_USER :
-				     PERFCTR_INTERRUPTED_KERNEL;
 	unsigned long flags;
 
 	local_irq_save(flags);
-	perfctr_core_interrupted(perfctr_this_vcpu(),
-				 perfctr_core_of_task(current), mode,
-				 task_pt_regs(current)->orig_ax, vector);
+	perfctr_core_traced(perfctr_this_vcpu(), perfctr_core_of_task(current),
+			    regs, regs && user_mode(regs),
+			    task_pt_regs(current)->orig_ax, vector);
 	local_irq_restore(flags);
 }
 
 /* Xen's event channels are such interrupts, too. */
 static void perfctr_on_irq(void *unused, int irq, struct irqaction *action)
 {
-	perfctr_interrupted(get_irq_regs(), 0);
+	perfctr_traced(get_irq_regs(), 0);
 }
 
 static void perfctr_on_vector(void *unused, int vector)
 {
-	perfctr_interrupted(get_irq_regs(), 0);
+	perfctr_traced(get_irq_regs(), 0);
 }
 
 static void perfctr_on_page_fault(void *unused, unsigned long address,
 				  struct pt_regs *regs, unsigned long error)
 {
-	perfctr_interrupted(regs, 0);
+	perfctr_traced(regs, 0);
 }
 
 /* Exceptions other than page faults are traced only by their signals. */
@@ -62,7 +58,7 @@ static void perfctr_on_signal(void *unused, int number,
 			      struct kernel_siginfo *info,
 			      struct task_struct *task, int group, int result)
 {
-	perfctr_interrupted(get_irq_regs(), current->thread.trap_nr);
+	perfctr_traced(get_irq_regs(), current->thread.trap_nr);
 }
 
 /*
@@ -76,11 +72,9 @@ static struct perfctr_probe perfctr_watched[] = {
 	{ "signal_generate", perfctr_on_signal },
 	{ "local_timer_entry", perfctr_on_vector },
 	{ "irq_work_entry", perfctr_on_vector },
-#ifdef CONFIG_SMP
 	{ "reschedule_entry", perfctr_on_vector },
 	{ "call_function_entry", perfctr_on_vector },
 	{ "call_function_single_entry", perfctr_on_vector },
-#endif
 };
 
 /* The caller holds the lock. */

@@ -15,12 +15,14 @@ use shared_abi::{Config, PhysSlot};
 
 use crate::ioctl::Order;
 
-/// [`Entry::mode`]: there is no interrupt, or the kernel does not know what it has stopped.
-pub const INTERRUPTED_UNKNOWN: u32 = 0;
-/// [`Entry::mode`]: the interrupt or the exception has stopped the kernel.
-pub const INTERRUPTED_KERNEL: u32 = 1;
-/// [`Entry::mode`]: the interrupt or the exception has stopped user mode.
-pub const INTERRUPTED_USER: u32 = 2;
+/// A mode in which a CPU of the guest executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Programs.
+    User,
+    /// The guest's kernel.
+    Kernel,
+}
 
 /// The number of no system call. The kernel has it in place of one if a thread has left user mode
 /// in another way.
@@ -29,10 +31,11 @@ const NO_SYSTEM_CALL: i64 = -1;
 /// What the kernel knows of how the executing thread has entered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// The mode that the present interrupt or exception has stopped, if there is one and if the
+    /// kernel knows that.
+    pub interrupted: Option<Mode>,
     /// The number of the system call by which the thread has left user mode, or -1.
     pub system_call: i64,
-    /// An `INTERRUPTED_*` number.
-    pub mode: u32,
     /// The vector of the exception for which the thread gets a signal now, or 0.
     pub vector: u32,
 }
@@ -44,10 +47,9 @@ impl Entry {
     /// That is wrong while the kernel returns from a signal's handler, since the thread then gets
     /// the way out by which it had come to the signal, and while the kernel handles INT3.
     pub fn is_counted(&self) -> bool {
-        let is_of_user_mode = match self.mode {
-            INTERRUPTED_KERNEL => false,
-            INTERRUPTED_USER => true,
-            _ => self.system_call == NO_SYSTEM_CALL,
+        let is_of_user_mode = match self.interrupted {
+            Some(mode) => mode == Mode::User,
+            None => self.system_call == NO_SYSTEM_CALL,
         };
         is_of_user_mode && !is_instruction(self.vector as u8)
     }
@@ -109,18 +111,22 @@ mod tests {
 
     #[test]
     fn an_interrupt_is_counted_where_it_interrupts_and_instructions_are_not() {
-        for (system_call, mode, vector, is_counted, what) in [
-            (-1, INTERRUPTED_UNKNOWN, 0, true, "a page fault"),
-            (-1, INTERRUPTED_UNKNOWN, 6, true, "an invalid instruction, which gets a signal"),
-            (-1, INTERRUPTED_UNKNOWN, 3, false, "INT3, which gets a signal"),
-            (-1, INTERRUPTED_UNKNOWN, 4, false, "INTO, which gets a signal"),
-            (7, INTERRUPTED_UNKNOWN, 0, false, "a system call"),
-            (0, INTERRUPTED_UNKNOWN, 0, false, "system call 0, or a thread of the kernel"),
-            (-1, INTERRUPTED_KERNEL, 0, false, "an interrupt after a page fault"),
-            (7, INTERRUPTED_KERNEL, 0, false, "an interrupt in a system call"),
-            (-1, INTERRUPTED_USER, 0, true, "an interrupt"),
+        for (system_call, interrupted, vector, is_counted, what) in [
+            (-1, None, 0, true, "a page fault"),
+            (-1, None, 6, true, "an invalid instruction, which gets a signal"),
+            (-1, None, 3, false, "INT3, which gets a signal"),
+            (-1, None, 4, false, "INTO, which gets a signal"),
+            (7, None, 0, false, "a system call"),
+            (0, None, 0, false, "system call 0, or a thread of the kernel"),
+            (-1, Some(Mode::Kernel), 0, false, "an interrupt after a page fault"),
+            (7, Some(Mode::Kernel), 0, false, "an interrupt in a system call"),
+            (-1, Some(Mode::User), 0, true, "an interrupt"),
         ] {
-            assert_eq!(Entry { system_call, mode, vector }.is_counted(), is_counted, "{what}");
+            assert_eq!(
+                Entry { system_call, interrupted, vector }.is_counted(),
+                is_counted,
+                "{what}"
+            );
         }
     }
 }

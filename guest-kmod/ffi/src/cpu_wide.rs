@@ -23,7 +23,6 @@ unsafe extern "C" {
     /// Keeps CPUs from coming online or going offline; sleeps.
     fn cpus_read_lock();
     fn cpus_read_unlock();
-    fn perfctr_glue_cpu_is_online(cpu: u32) -> bool;
     /// Makes counters that belong to root and are not linked. Returns null if there is no memory.
     fn perfctr_glue_counters_new() -> *mut c_void;
     fn perfctr_glue_counters_free(counters: *mut c_void);
@@ -118,10 +117,7 @@ fn vcpu_of(cpu: u32) -> Result<&'static VcpuObject, Errno> {
 /// [`Admission::cpu_set`].
 fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
     let (vcpu, caps) = (vcpu_of(state.cpu)?, pmu()?);
-    // SAFETY: C only looks up whether this possible CPU is online.
-    if !unsafe { perfctr_glue_cpu_is_online(vcpu.number) } {
-        return Err(Errno::INVAL);
-    }
+    Call::Nothing.on(vcpu).map_err(|_| Errno::INVAL)?;
     // SAFETY: C sleeps, and this caller may sleep, since it holds only a mutex.
     let counters = unsafe { perfctr_glue_counters_new() };
     // SAFETY: the pointer is null, or points to a new object that C frees only when it is given

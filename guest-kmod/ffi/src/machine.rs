@@ -9,7 +9,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr};
 
-use guest_kmod::handshake::{caps, first_handshake, handshake_again, subtracts_interrupts};
+use guest_kmod::handshake::{
+    caps, first_handshake, handshake_again, has_driver, subtracts_interrupts,
+};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::{Errno, PmuCaps, VcpuPage};
 
@@ -95,6 +97,12 @@ pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -
             unsuitable.errno.to_return()
         }
     }
+}
+
+/// Returns whether the hypervisor has a driver at all.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_has_driver() -> bool {
+    has_driver(&Host)
 }
 
 /// Asks the hypervisor again. Returns 0 or an error; see [`handshake_again`].

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Interrupts and exceptions that are subtracted from counts, as C sees them.
 
-use guest_kmod::surplus::Entry;
+use guest_kmod::surplus::{Entry, Mode};
 
 use crate::machine::subtracts;
 use crate::on_vcpu::{OnVcpu, Present};
@@ -9,17 +9,20 @@ use crate::on_vcpu::{OnVcpu, Present};
 /// Subtracts an interrupt or an exception that was counted; see [`guest_kmod::surplus`].
 ///
 /// It is subtracted from the counters of the executing thread, of the whole CPU, and of perf's
-/// events. The parameters are the fields of [`Entry`]. C calls this wherever the kernel traces one, perhaps several times for the same, and in
-/// an NMI that has interrupted user mode.
+/// events. `is_known` says whether the kernel knows what was interrupted, and `is_user` whether
+/// that was user mode. The others are the fields of [`Entry`]. C calls this wherever the kernel
+/// traces one, perhaps several times for the same, and in an NMI that has interrupted user mode.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_interrupted(
+pub extern "C" fn perfctr_core_traced(
     mut vcpu: OnVcpu<'_>,
     mut present: Present<'_>,
-    mode: u32,
+    is_known: bool,
+    is_user: bool,
     system_call: i64,
     vector: u32,
 ) {
-    if !subtracts() || !(Entry { mode, system_call, vector }).is_counted() {
+    let interrupted = is_known.then_some(if is_user { Mode::User } else { Mode::Kernel });
+    if !subtracts() || !(Entry { interrupted, system_call, vector }).is_counted() {
         return;
     }
     let own = present.on_thread().is_some_and(|mut thread| {

@@ -712,11 +712,6 @@ extern "C" fn cpus_read_lock() {}
 #[unsafe(no_mangle)]
 extern "C" fn cpus_read_unlock() {}
 
-#[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
-    Fake::with(|fake| fake.vcpus[cpu as usize].get().is_online)
-}
-
 /// Makes counters of root.
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_counters_new() -> *mut c_void {

@@ -84,7 +84,7 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 		return NMI_DONE;
 	/* In user mode the NMI interrupts nothing of this module. */
 	if (user_mode(regs))
-		perfctr_interrupted(regs, 0);
+		perfctr_traced(regs, 0);
 	/*
 	 * The entry is unmasked before the core looks at the page, because an
 	 * overflow after that look has to interrupt again. If the NMI has

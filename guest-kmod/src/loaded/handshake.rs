@@ -34,6 +34,11 @@ pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
     Ok(answer)
 }
 
+/// Returns whether the hypervisor has a driver at all.
+pub fn has_driver(kernel: &impl Hypervisor) -> bool {
+    handshake(kernel).err() != Some(Errno::NOSYS)
+}
+
 /// The reason for which the module is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsuitable {
@@ -124,6 +129,7 @@ mod tests {
         for errno in [Errno::NOSYS, Errno::NODEV, Errno::PROTO] {
             machine.refuse(Some(errno));
             assert_eq!(answer_of(&machine).unwrap_err(), errno);
+            assert_eq!(has_driver(&machine.kernel(0)), errno != Errno::NOSYS);
         }
     }
 

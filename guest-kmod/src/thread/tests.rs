@@ -17,6 +17,7 @@ use super::*;
 use crate::publish::published;
 use crate::testing::{BRANCHES, FIXED, INSTRUCTIONS, Machine, TestThread, control, counter};
 
+mod interrupted;
 mod stale;
 
 /// Returns the counts, by two ways to read that must agree.
