@@ -33,6 +33,14 @@ const SURPLUS_MAX: i64 = 1_000;
 /// The command that counts the program in a tenant, which has no perf. It prints what perf prints.
 const STAT: &str = "/work/perfctr stat --csv -e instructions:u,branches:u -- /work/loop";
 
+/// How often a guest counts what its kernel executes for page faults, and the command.
+const TOUCHES: usize = 3;
+const TOUCH: &str = "for run in 1 2 3; do \
+    /work/perfctr stat --csv -e instructions:k,page-faults -- /work/touch; done";
+/// An interrupt that is subtracted costs fewer instructions than this: Linux' tracepoint, the search
+/// for the thread's counters, an RDPMC with its check, and a few stores.
+const COST_MAX: f64 = 1_000.0;
+
 /// The command that measures the processor, and prints its findings.
 const SELFTEST: &str = "/work/perfctr selftest --json";
 
@@ -63,7 +71,10 @@ pub fn run(report: &mut Report) -> Result<()> {
             match what {
                 "pvh" => late_in_tenant(report, "pvh", "a PVH guest", true)?,
                 "hvm" => late_in_tenant(report, "hvm", "an HVM guest", true)?,
-                "kvm" => subtracted_in_kvm(report)?,
+                "kvm" => {
+                    let unwatched = corrected(report)?;
+                    subtracted_in_kvm(report, unwatched)?;
+                }
                 _ => bail!("{what}"),
             }
         }
@@ -89,8 +100,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     masked(report)?;
     moved(report)?;
     frozen(report)?;
-    entries(report)?;
-    subtracted_in_kvm(report)?;
+    let unwatched = entries(report)?;
+    subtracted_in_kvm(report, unwatched)?;
     for (kind, who) in TENANTS {
         late_in_tenant(report, kind, who, false)?;
         late_in_tenant(report, kind, who, true)?;
@@ -273,8 +284,24 @@ fn late_in_tenant(report: &mut Report, kind: &str, who: &str, subtracts: bool) -
 /// Checks guests of KVM whose host says that interrupts retire. What the guest's own kernel takes
 /// is not counted by threads, also while many of them compete, fault, get signals and are moved,
 /// and not by perf's events.
-fn subtracted_in_kvm(report: &mut Report) -> Result<()> {
-    let perf = machine::run(&counting("kvm", SUBTRACTS, "interrupts", "true")?)?;
+///
+/// `unwatched` is what the kernel of such a guest executes for a page fault if nobody subtracts
+/// interrupts.
+fn subtracted_in_kvm(report: &mut Report, unwatched: Result<f64>) -> Result<()> {
+    let mut spec = counting("kvm", SUBTRACTS, "interrupts", TOUCH)?;
+    add_touch(&mut spec)?;
+    let perf = machine::run(&spec)?;
+    let watched = instructions_per_fault(&perf);
+    if let (Ok(watched), Ok(unwatched)) = (&watched, &unwatched) {
+        let cost = watched - unwatched;
+        report.note(format!("interrupts: a page fault of {unwatched:.0} costs {cost:.0} more"));
+    }
+    report.test("an interrupt that is subtracted costs some hundred instructions", || {
+        let (watched, unwatched) = (watched?, unwatched?);
+        let cost = watched - unwatched;
+        ensure!((0.0..COST_MAX).contains(&cost), "{watched}, and {unwatched} without it");
+        Ok(())
+    });
     if std::env::var("TRY").is_ok() {
         println!("{}", all(&perf));
     }
@@ -476,8 +503,9 @@ fn exact_counts_and_samples(
 }
 
 /// Checks guests of KVM where VMRUN retires in the mode that it enters.
-fn entries(report: &mut Report) -> Result<()> {
-    corrected(report)?;
+/// Returns what the kernel of such a guest executes for a page fault.
+fn entries(report: &mut Report) -> Result<Result<f64>> {
+    let per_fault = corrected(report)?;
     let outcome = machine::run(&counting("kvm", "on", "vmrun", SELFTEST)?)?;
     finds(report, "a guest of KVM", &outcome, &["vmrun"], &["spurious"]);
     let counts = counts(&outcome)?;
@@ -488,13 +516,16 @@ fn entries(report: &mut Report) -> Result<()> {
         ensure!(same && surplus().all(|more| more >= 0), "{counts:?}");
         Ok(())
     });
-    uncorrected(report, "vmrun", "a KVM guest", surplus())
+    uncorrected(report, "vmrun", "a KVM guest", surplus())?;
+    Ok(per_fault)
 }
 
 /// Checks a guest of KVM whose host knows that VMRUN retires in it.
-fn corrected(report: &mut Report) -> Result<()> {
-    let then = format!("{SAMPLE}; {SELFTEST}");
-    let outcome = machine::run(&counting("kvm", "on,entries=counted", "vmrun", &then)?)?;
+fn corrected(report: &mut Report) -> Result<Result<f64>> {
+    let then = format!("{SAMPLE}; {TOUCH}; {SELFTEST}");
+    let mut spec = counting("kvm", "on,entries=counted", "vmrun", &then)?;
+    add_touch(&mut spec)?;
+    let outcome = machine::run(&spec)?;
     finds(report, "a guest of KVM whose host takes entries back", &outcome, &[], &["spurious"]);
     let counts = counts(&outcome)?;
     report.test("entries into KVM's guest are taken back where the host says so", || {
@@ -502,7 +533,28 @@ fn corrected(report: &mut Report) -> Result<()> {
         Ok(())
     });
     every_sample(report, "a KVM guest", &outcome);
+    Ok(instructions_per_fault(&outcome))
+}
+
+/// Gives the guest the program of [`TOUCH`].
+fn add_touch(spec: &mut Spec) -> Result<()> {
+    let source = sh::project().join("tests/vm/src/bin/stat/touch.S");
+    spec.files.push((guest::without_library(&source, &[])?, "/work/touch".into()));
     Ok(())
+}
+
+/// Returns how many instructions the guest's kernel has executed in [`TOUCH`] for each page fault:
+/// the least of all runs, since interrupts that come meanwhile only add to them.
+fn instructions_per_fault(outcome: &Outcome) -> Result<f64> {
+    let printed = all(outcome);
+    let of = |event: &str| -> Vec<f64> {
+        let value = |line: &str| line.split_once(&format!(",,{event},"))?.0.parse().ok();
+        printed.lines().filter_map(value).collect()
+    };
+    let (instructions, faults) = (of("instructions:k"), of("page-faults"));
+    ensure!(instructions.len() == TOUCHES && faults.len() == TOUCHES, "{printed}");
+    let each = instructions.iter().zip(&faults).map(|(instructions, faults)| instructions / faults);
+    Ok(each.fold(f64::INFINITY, f64::min))
 }
 
 fn every_sample(report: &mut Report, who: &str, outcome: &Outcome) {
