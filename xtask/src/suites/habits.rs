@@ -37,8 +37,8 @@ const STAT: &str = "/work/perfctr stat --csv -e instructions:u,branches:u -- /wo
 const TOUCHES: usize = 3;
 const TOUCH: &str = "for run in 1 2 3; do \
     /work/perfctr stat --csv -e instructions:k,page-faults -- /work/touch; done";
-/// An interrupt that is subtracted costs fewer instructions than this: Linux' tracepoint, the search
-/// for the thread's counters, an RDPMC with its check, and a few stores.
+/// An interrupt that is subtracted costs fewer instructions than this: Linux' tracepoint, the
+/// search for the thread's counters, an RDPMC with its check, and a few stores.
 const COST_MAX: f64 = 1_000.0;
 
 /// The command that measures the processor, and prints its findings.
@@ -272,7 +272,7 @@ fn late_in_tenant(report: &mut Report, kind: &str, who: &str, subtracts: bool) -
         false => &["interrupts", "skid"][..],
     };
     if subtracts {
-        spec = spec.driver(SUBTRACTS)?;
+        spec = spec.driver(&format!("all,{SUBTRACTS}"))?;
     }
     let outcome = machine::run(&spec)?;
     if std::env::var("TRY").is_ok() {
