@@ -132,7 +132,10 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 	case PERFCTR_IOC_READ:
 		return perfctr_thread_read(thread, argument);
 	case PERFCTR_IOC_READ_CONTROL:
-		return perfctr_thread_control(thread, argument);
+		mutex_lock(&thread->lock);
+		perfctr_core_last_control(perfctr_core_of(thread), argument);
+		mutex_unlock(&thread->lock);
+		return 0;
 	case PERFCTR_IOC_RING:
 		return perfctr_ring_begin(thread, argument);
 	case PERFCTR_IOC_RING_TAKE:

@@ -308,11 +308,8 @@ static void perfctr_events_overflow(void)
  */
 irqreturn_t perfctr_overflow(int irq, void *unused)
 {
-	struct perfctr_thread *thread = perfctr_thread_of(current);
-
-	perfctr_report(thread, perfctr_core_interrupt(
-				       thread ? perfctr_core_of(thread) : NULL,
-				       perfctr_this_vcpu()));
+	perfctr_core_interrupt(perfctr_core_of_task(current),
+			       perfctr_this_vcpu());
 	if (this_cpu_read(perfctr_cpus.shown)->has_events)
 		perfctr_events_overflow();
 	return IRQ_HANDLED;

@@ -126,8 +126,6 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 extern struct preempt_ops perfctr_preempt_ops;
 int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
-void perfctr_resume_current(void);
-void perfctr_report(struct perfctr_thread *thread, u64 overflows);
 void perfctr_report_current(struct irq_work *unused);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task);
@@ -182,8 +180,6 @@ int perfctr_thread_open(struct file *file, struct task_struct *task);
 int perfctr_thread_unlink(struct perfctr_thread *thread);
 int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control);
-int perfctr_thread_control(struct perfctr_thread *thread,
-			   struct perfctr_control_arg *control);
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 

@@ -437,12 +437,12 @@ void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu 
 /*
  * Handles the virtual interrupt of an overflow; see ThreadPmu::interrupt.
  */
-uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
+void perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
- * Returns the report to the thread after an ioctl; see ThreadPmu::report and `pack`.
+ * Reports to the thread that executes what was noticed while something else was done.
  */
-uint64_t perfctr_core_report(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+void perfctr_core_report(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
  * Stops the thread's counters; see ThreadPmu::stop.
@@ -938,9 +938,9 @@ void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * Does what is needed when the machine has slept, on its first vCPU.
+ * Does what is needed when the machine has slept. `present` executes on its first vCPU.
  */
-void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu);
+void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
  * Returns the name of statistic `index`, or null behind the last one, and stores its value.

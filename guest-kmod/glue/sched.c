@@ -75,28 +75,13 @@ bool perfctr_glue_send_signal(u32 number, u32 counters)
 }
 
 /*
- * Reports to the calling thread the overflows that the core has found.
- * Interrupts are disabled, and no lock that a signal needs is held.
- */
-void perfctr_report(struct perfctr_thread *thread, u64 overflows)
-{
-	if (overflows)
-		perfctr_core_report_overflows(perfctr_core_of(thread),
-					      perfctr_this_vcpu(), overflows);
-}
-
-/*
  * Reports overflows that were noticed while something else was done. Interrupts
- * are disabled. irq_work calls this, too, where a lock of perf's was held.
+ * are disabled, and no lock that a signal needs is held. Where perf holds one,
+ * irq_work calls this.
  */
 void perfctr_report_current(struct irq_work *unused)
 {
-	struct perfctr_thread *thread = perfctr_thread_of(current);
-
-	if (thread)
-		perfctr_report(thread,
-			       perfctr_core_report(perfctr_core_of(thread),
-						   perfctr_this_vcpu()));
+	perfctr_core_report(perfctr_core_of_task(current), perfctr_this_vcpu());
 }
 
 /*
@@ -121,7 +106,8 @@ static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 	local_irq_disable();
 	overflows = perfctr_resume(thread);
 	if (unlikely(overflows))
-		perfctr_report(thread, overflows);
+		perfctr_core_report_overflows(perfctr_core_of(thread),
+					      perfctr_this_vcpu(), overflows);
 	local_irq_enable();
 }
 
@@ -179,15 +165,6 @@ struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task)
 	struct perfctr_thread *thread = perfctr_thread_of(task);
 
 	return thread ? perfctr_core_of(thread) : NULL;
-}
-
-/* Interrupts are disabled. */
-void perfctr_resume_current(void)
-{
-	struct perfctr_thread *thread = perfctr_thread_of(current);
-
-	if (thread)
-		perfctr_report(thread, perfctr_resume(thread));
 }
 
 /*

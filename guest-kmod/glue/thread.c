@@ -222,15 +222,6 @@ int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 	return err;
 }
 
-int perfctr_thread_control(struct perfctr_thread *thread,
-			   struct perfctr_control_arg *control)
-{
-	mutex_lock(&thread->lock);
-	perfctr_core_last_control(perfctr_core_of(thread), control);
-	mutex_unlock(&thread->lock);
-	return 0;
-}
-
 /*
  * Another thread reads the sums. A tracer learns that its tracee has stopped
  * before the tracee has left its CPU. Holding the tracee waits for that, so

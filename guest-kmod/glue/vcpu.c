@@ -88,8 +88,8 @@ static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 
 static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
-	perfctr_core_vcpu_wake(perfctr_this_vcpu());
-	perfctr_resume_current();
+	perfctr_core_vcpu_wake(perfctr_this_vcpu(),
+			       perfctr_core_of_task(current));
 }
 
 static struct syscore_ops perfctr_syscore_ops = {

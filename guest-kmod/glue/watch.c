@@ -12,9 +12,11 @@
 
 #include <linux/cpumask.h>
 #include <linux/jiffies.h>
+#include <linux/kprobes.h>
 #include <linux/sched/task_stack.h>
 #include <linux/tracepoint.h>
 #include <asm/irq_regs.h>
+#include <xen/xen.h>
 
 #include "perfctr.h"
 
@@ -77,13 +79,38 @@ static struct perfctr_probe perfctr_watched[] = {
 	{ "call_function_single_entry", perfctr_on_vector },
 };
 
+static int perfctr_on_upcall(struct kprobe *probe, struct pt_regs *regs)
+{
+	perfctr_traced(get_irq_regs(), 0);
+	return 0;
+}
+
+/*
+ * Xen interrupts a vCPU once more if an event comes while it handles another
+ * one. By then Linux has handled the second event, too, and traces nothing.
+ */
+static struct kprobe perfctr_upcall = {
+	.symbol_name = PERFCTR_UPCALL,
+	.pre_handler = perfctr_on_upcall,
+};
+
 /* The caller holds the lock. */
 int perfctr_glue_watch_begin(bool interrupts)
 {
-	int err = perfctr_probe(perfctr_watched,
-				interrupts ? ARRAY_SIZE(perfctr_watched) : 1);
+	int err = 0;
 
+	if (interrupts && xen_domain()) {
+		/* The last registration has left the address. */
+		perfctr_upcall.addr = NULL;
+		err = register_kprobe(&perfctr_upcall);
+	}
 	if (!err)
+		err = perfctr_probe(perfctr_watched,
+				    interrupts ? ARRAY_SIZE(perfctr_watched) :
+						 1);
+	if (err)
+		unregister_kprobe(&perfctr_upcall);
+	else
 		preempt_notifier_inc();
 	return err;
 }
@@ -116,6 +143,7 @@ static void perfctr_watch_end(struct work_struct *work)
 	if (perfctr_core_watch_end(!work)) {
 		preempt_notifier_dec();
 		perfctr_unprobe(perfctr_watched, ARRAY_SIZE(perfctr_watched));
+		unregister_kprobe(&perfctr_upcall);
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }

@@ -50,6 +50,7 @@ use cpu_wide::CpuWide;
 use memory::{alloc_page, free_page};
 use on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep, Present};
 use requests::Caller;
+use ring::report;
 use shown::executing;
 use users::User;
 
@@ -249,22 +250,29 @@ pub extern "C" fn perfctr_core_switch_out_measured(mut thread: OnThread<'_>, mut
 }
 
 /// Handles the virtual interrupt of an overflow; see [`ThreadPmu::interrupt`].
+///
+/// It reports the overflow to the thread that executes, if it is that thread's.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
+pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) {
     let mut cpu = vcpu.cpu();
     let signal = present.on_thread().and_then(|mut thread| {
         let (pmu, page) = thread.pmu();
         pmu.interrupt(page, &mut cpu)
     });
     cpu.count_interrupt(signal.is_some());
-    pack(signal)
+    report(&mut present, vcpu, signal);
 }
 
-/// Returns the report to the thread after an ioctl; see [`ThreadPmu::report`] and `pack`.
+/// Reports to the thread that executes what was noticed while something else was done.
+///
+/// See [`ThreadPmu::report`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_report(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
-    let (pmu, page) = thread.pmu();
-    pack(pmu.report(page, &mut vcpu.cpu()))
+pub extern "C" fn perfctr_core_report(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) {
+    let signal = present.on_thread().and_then(|mut thread| {
+        let (pmu, page) = thread.pmu();
+        pmu.report(page, &mut vcpu.cpu())
+    });
+    report(&mut present, vcpu, signal);
 }
 
 /// Stops the thread's counters; see [`ThreadPmu::stop`].

@@ -10,7 +10,7 @@ use guest_kmod::{Reporter, Ring, ThreadPmu};
 use shared_abi::ThreadPage;
 use shared_abi::ring::RingRequest;
 
-use crate::on_vcpu::{OnThread, OnVcpu};
+use crate::on_vcpu::{OnThread, OnVcpu, Present};
 use crate::{ThreadObject, to_return, unpack};
 
 unsafe extern "C" {
@@ -36,6 +36,13 @@ pub extern "C" fn perfctr_core_report_overflows(
     overflows: u64,
 ) {
     if let Some(found) = unpack(overflows) {
+        Reporting { thread, vcpu }.report(found);
+    }
+}
+
+/// Reports what was found, if anything, to the thread that executes; see [`Reporter::report`].
+pub(crate) fn report(present: &mut Present<'_>, vcpu: OnVcpu<'_>, found: Option<Signal>) {
+    if let Some((thread, found)) = present.on_thread().zip(found) {
         Reporting { thread, vcpu }.report(found);
     }
 }
