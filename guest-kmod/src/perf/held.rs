@@ -42,7 +42,7 @@ struct Held {
     count: u64,
     /// Its counter's `Phys*` when the event went live or was last advanced.
     start: u64,
-    /// What its counter has gained since an interrupt was last subtracted from the count.
+    /// What its counter has gained since it went live, or since an interrupt was last subtracted.
     gained: u64,
     /// The number of events between overflows, if it samples.
     period: u64,
@@ -472,7 +472,9 @@ impl Events {
         }
         let mut now = VcpuSample::default();
         if self.sample(vcpu, &mut now) {
-            self.for_each_started(&now, |held, now| held.start = now);
+            // The kernel executes now, so an event has not counted the last interrupt of user mode,
+            // unless an exception is still to be traced by its signal.
+            self.for_each_started(&now, |held, now| (held.start, held.gained) = (now, 0));
             (self.live, self.stalled) = (true, false);
         } else {
             self.mark_stopped();
@@ -494,7 +496,8 @@ impl Events {
             return false;
         }
         self.advance_live(vcpu);
-        self.started().fold(false, |any, held| held.interrupted() || any)
+        // If the host has stopped the counters, they have not counted the interrupt either.
+        self.live && self.started().fold(false, |any, held| held.interrupted() || any)
     }
 
     /// Adds what each started event has counted. Returns false if the events do not count any more,

@@ -20,7 +20,7 @@ use shared_abi::version::ABI_MAJOR;
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Level, Life, Machine, without_steps};
+use crate::machine::{Counts, INTERRUPT, Level, Life, Machine, add, without_steps};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
@@ -284,6 +284,14 @@ impl Machine {
             }
             self.interrupt_cpu_wide(index);
             self.with_core(index, |cpu| cpu.interrupted_events());
+        }
+        // The host may have stopped the counters before they have counted the interrupt, or after
+        // that and before the kernel has traced it. The module cannot tell these apart.
+        if vcpu.counts.get() != Counts::All {
+            let thread = vcpu.current.get().map(|thread| &self.threads[thread].unclear);
+            for unclear in [Some(&vcpu.unclear), thread].into_iter().flatten() {
+                unclear.set(add(unclear.get(), &INTERRUPT));
+            }
         }
     }
 

@@ -475,7 +475,7 @@ pub fn set_listening(listening: bool) {
 const VMRUN: Events = [1, 1, 0, 0];
 
 /// The events of an interrupt, on CPUs that count it.
-const INTERRUPT: Events = [1, 0, 0, 0];
+pub const INTERRUPT: Events = [1, 0, 0, 0];
 
 /// The events of one instruction that does nothing special.
 const ONE_STEP: Events = [1, 0, 1, 0];
@@ -931,7 +931,7 @@ impl Machine {
     }
 }
 
-fn add(mut sum: Events, events: &Events) -> Events {
+pub fn add(mut sum: Events, events: &Events) -> Events {
     for (sum, event) in sum.iter_mut().zip(events) {
         *sum = sum.wrapping_add(*event);
     }

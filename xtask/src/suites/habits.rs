@@ -75,6 +75,7 @@ pub fn run(report: &mut Report) -> Result<()> {
                     let unwatched = corrected(report)?;
                     subtracted_in_kvm(report, unwatched)?;
                 }
+                "threads" => competing(report)?,
                 _ => bail!("{what}"),
             }
         }
@@ -326,10 +327,18 @@ fn subtracted_in_kvm(report: &mut Report, unwatched: Result<f64>) -> Result<()> 
         Ok(())
     });
     judge_late(report, "a KVM guest", &outcome, &["skid"], &["spurious"])?;
-    let mut spec = Spec::new("kvm", ["/work/counting"])?.driver(SUBTRACTS)?;
+    competing(report)
+}
+
+/// Checks the readings of competing threads in such a guest, where interrupts retire.
+fn competing(report: &mut Report) -> Result<()> {
+    let command = ["/work/counting", "--without-cycles"];
+    let mut spec = Spec::new("kvm", command)?.with_cost()?.driver("cost,interrupts=counted")?;
     spec.topology.cpu.push_str(",pmu-habits=interrupts");
     spec.timeout *= 3;
-    report.program(spec, "counting")
+    spec.add_program("vm-tests", "counting")?;
+    let name = "competing threads that fault, get signals and are moved count no interrupts";
+    report.succeeds(&spec, name).map(drop)
 }
 
 /// Checks a guest on CPUs with the habits of interrupts. The self-test has to find those habits of
