@@ -42,13 +42,6 @@
 		struct task_struct *next
 #endif
 
-/* The function that handles an upcall of Xen's in a guest with rings. */
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
-#define PERFCTR_UPCALL "xen_evtchn_do_upcall"
-#else
-#define PERFCTR_UPCALL "xen_hvm_evtchn_do_upcall"
-#endif
-
 /* The arguments of the callbacks before and after the machine sleeps. */
 #ifdef PERFCTR_HAS_SYSCORE
 #define PERFCTR_SYSCORE_ARGS void *unused

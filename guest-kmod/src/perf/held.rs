@@ -497,7 +497,7 @@ impl Events {
         }
         self.advance_live(vcpu);
         // If the host has stopped the counters, they have not counted the interrupt either.
-        self.live && self.started().fold(false, |any, held| held.interrupted() || any)
+        self.live && self.started().map(Held::interrupted).filter(|is_new| *is_new).count() > 0
     }
 
     /// Adds what each started event has counted. Returns false if the events do not count any more,
