@@ -293,12 +293,14 @@ static void perfctr_events_overflow(void)
 	 * Runs the lazy irq_work by which perf wakes and signals those who wait
 	 * for these samples. Otherwise it would wait until the tick. If it were
 	 * not lazy, the CPU would interrupt itself for it, which costs a guest
-	 * a hypercall or an exit.
+	 * a hypercall or an exit. In guests of KVM this function is itself
+	 * called as irq_work: the kernel runs other irq_work after it, and it
+	 * must not do so, since it could call itself in this way.
 	 */
 	if (perfctr_core_events_interrupt(perfctr_this_vcpu(),
 					  perfctr_core_of_task(current),
 					  &place) &&
-	    !perfctr_platform->interrupts_by_work)
+	    perfctr_platform != &perfctr_kvm)
 		irq_work_run();
 }
 

@@ -77,12 +77,6 @@ void perfctr_traced(const struct pt_regs *regs, u32 vector);
 /* platform/: the differences between hypervisors. */
 struct perfctr_platform {
 	const char *name;
-	/*
-	 * Whether the interrupt's handler is itself called as irq_work. If so,
-	 * the kernel runs other pending irq_work after the handler has ended.
-	 * The handler must not run it, since it could call itself in this way.
-	 */
-	bool interrupts_by_work;
 	int (*hypercall)(u32 op, void *argument, u32 length);
 	/*
 	 * Both are called on that CPU. unbind() has no effect if the CPU is not

@@ -11,12 +11,10 @@
  */
 
 #include <linux/cpumask.h>
-#include <linux/jiffies.h>
 #include <linux/kprobes.h>
 #include <linux/sched/task_stack.h>
 #include <linux/tracepoint.h>
 #include <asm/irq_regs.h>
-#include <xen/xen.h>
 
 #include "perfctr.h"
 
@@ -79,37 +77,58 @@ static struct perfctr_probe perfctr_watched[] = {
 	{ "call_function_single_entry", perfctr_on_vector },
 };
 
-static int perfctr_on_upcall(struct kprobe *probe, struct pt_regs *regs)
+/*
+ * In an upcall of Xen's the kernel knows the interrupted registers. At the
+ * return from a signal's handler there are none, and the core is told that an
+ * instruction has brought the thread here, as INT3 would.
+ */
+static int perfctr_on_call(struct kprobe *probe, struct pt_regs *unused)
 {
-	perfctr_traced(get_irq_regs(), 0);
+	const struct pt_regs *regs = get_irq_regs();
+
+	perfctr_traced(regs, regs ? 0 : X86_TRAP_BP);
 	return 0;
 }
 
 /*
- * Xen interrupts a vCPU once more if an event comes while it handles another
- * one. By then Linux has handled the second event, too, and traces nothing.
+ * After the first of these calls, the thread's registers look as if it had left
+ * user mode by an interrupt. If an event comes while Linux handles another one,
+ * Xen makes the second call, although Linux handles the event in the first one,
+ * and traces nothing in the second.
  */
-static struct kprobe perfctr_upcall = {
-	.symbol_name = PERFCTR_UPCALL,
-	.pre_handler = perfctr_on_upcall,
+static struct kprobe perfctr_calls[] = {
+	{ .symbol_name = "__x64_sys_rt_sigreturn",
+	  .pre_handler = perfctr_on_call },
+	{ .symbol_name = PERFCTR_UPCALL, .pre_handler = perfctr_on_call },
 };
 
-/* The caller holds the lock. */
+static void perfctr_watch_nothing(void)
+{
+	unsigned int i;
+
+	perfctr_unprobe(perfctr_watched, ARRAY_SIZE(perfctr_watched));
+	for (i = 0; i < ARRAY_SIZE(perfctr_calls) && perfctr_calls[i].addr; i++)
+		unregister_kprobe(&perfctr_calls[i]);
+}
+
+/* The caller holds the lock. Only Xen makes the last one of the calls. */
 int perfctr_glue_watch_begin(bool interrupts)
 {
+	unsigned int i, calls = ARRAY_SIZE(perfctr_calls);
 	int err = 0;
 
-	if (interrupts && xen_domain()) {
+	calls -= perfctr_platform == &perfctr_kvm;
+	for (i = 0; interrupts && i < calls && !err; i++) {
 		/* The last registration has left the address. */
-		perfctr_upcall.addr = NULL;
-		err = register_kprobe(&perfctr_upcall);
+		perfctr_calls[i].addr = NULL;
+		err = register_kprobe(&perfctr_calls[i]);
 	}
 	if (!err)
 		err = perfctr_probe(perfctr_watched,
 				    interrupts ? ARRAY_SIZE(perfctr_watched) :
 						 1);
 	if (err)
-		unregister_kprobe(&perfctr_upcall);
+		perfctr_watch_nothing();
 	else
 		preempt_notifier_inc();
 	return err;
@@ -142,8 +161,7 @@ static void perfctr_watch_end(struct work_struct *work)
 	mutex_lock(&perfctr_watch_lock);
 	if (perfctr_core_watch_end(!work)) {
 		preempt_notifier_dec();
-		perfctr_unprobe(perfctr_watched, ARRAY_SIZE(perfctr_watched));
-		unregister_kprobe(&perfctr_upcall);
+		perfctr_watch_nothing();
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }

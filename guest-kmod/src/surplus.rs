@@ -41,17 +41,22 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns whether the CPU has counted this entry as an instruction of user mode.
+    /// Returns whether the CPU has counted this entry as one more instruction of user mode. `None`
+    /// says that user mode was not left just now, and that nothing is known of how it was left.
     ///
     /// If the kernel does not know what was interrupted, the thread's way out of user mode decides.
-    /// That is wrong while the kernel returns from a signal's handler, since the thread then gets
-    /// the way out by which it had come to the signal, and while the kernel handles INT3.
-    pub fn is_counted(&self) -> bool {
+    /// That would be wrong while the kernel returns from a signal's handler, since the thread then
+    /// gets the way out by which it had come to the signal. So C tells the core of such a return,
+    /// by the vector of an instruction.
+    pub fn is_counted(&self) -> Option<bool> {
+        if is_instruction(self.vector as u8) {
+            return Some(false);
+        }
         let is_of_user_mode = match self.interrupted {
             Some(mode) => mode == Mode::User,
             None => self.system_call == NO_SYSTEM_CALL,
         };
-        is_of_user_mode && !is_instruction(self.vector as u8)
+        is_of_user_mode.then_some(true)
     }
 }
 
@@ -95,12 +100,11 @@ impl Surplus {
     }
 
     /// Returns whether an interrupt has to be subtracted, if the first counter has this count. The
-    /// caller subtracts it then.
-    pub(crate) fn note(&mut self, count: u64) -> bool {
-        let is_new = count != self.noted;
-        if is_new {
-            self.noted = count.wrapping_sub(1);
-        }
+    /// caller subtracts it then. Otherwise, if an instruction has brought the thread into the
+    /// kernel, nothing is subtracted before the thread has executed in user mode again.
+    pub(crate) fn note(&mut self, count: u64, is_counted: bool) -> bool {
+        let is_new = is_counted && count != self.noted;
+        self.noted = count.wrapping_sub(is_new.into());
         is_new
     }
 }
@@ -112,15 +116,16 @@ mod tests {
     #[test]
     fn an_interrupt_is_counted_where_it_interrupts_and_instructions_are_not() {
         for (system_call, interrupted, vector, is_counted, what) in [
-            (-1, None, 0, true, "a page fault"),
-            (-1, None, 6, true, "an invalid instruction, which gets a signal"),
-            (-1, None, 3, false, "INT3, which gets a signal"),
-            (-1, None, 4, false, "INTO, which gets a signal"),
-            (7, None, 0, false, "a system call"),
-            (0, None, 0, false, "system call 0, or a thread of the kernel"),
-            (-1, Some(Mode::Kernel), 0, false, "an interrupt after a page fault"),
-            (7, Some(Mode::Kernel), 0, false, "an interrupt in a system call"),
-            (-1, Some(Mode::User), 0, true, "an interrupt"),
+            (-1, None, 0, Some(true), "a page fault"),
+            (-1, None, 6, Some(true), "an invalid instruction, which gets a signal"),
+            (-1, None, 3, Some(false), "INT3, which gets a signal"),
+            (-1, None, 4, Some(false), "INTO, which gets a signal"),
+            (15, None, 3, Some(false), "the return from a signal's handler"),
+            (7, None, 0, None, "a system call"),
+            (0, None, 0, None, "system call 0, or a thread of the kernel"),
+            (-1, Some(Mode::Kernel), 0, None, "an interrupt after a page fault"),
+            (7, Some(Mode::Kernel), 0, None, "an interrupt in a system call"),
+            (-1, Some(Mode::User), 0, Some(true), "an interrupt"),
         ] {
             assert_eq!(
                 Entry { system_call, interrupted, vector }.is_counted(),

@@ -172,14 +172,20 @@ impl ThreadPmu {
 
     /// Subtracts an interrupt or an exception by which the thread has left user mode, and which the
     /// CPU has counted as an instruction; see [`surplus`](crate::surplus). Returns whether it has
-    /// not been subtracted yet.
+    /// not been subtracted yet. If `is_counted` is false, an instruction has brought the thread to
+    /// the kernel, and nothing is subtracted before the thread has executed in user mode again.
     ///
     /// The counters' starts change, and not their sums, since others read the sums alone. The
     /// thread has counted at least the interrupt since it was resumed, so a start stays at or below
     /// what the counter has. A counter that samples overflows as much too early as interrupts came
     /// in its period. That overflow is not confirmed by the count, and so arms it anew; see
     /// [`interrupt`](Self::interrupt).
-    pub fn interrupted<K: Kernel>(&mut self, page: &ThreadPage, cpu: &ThisVcpu<'_, K>) -> bool {
+    pub fn interrupted<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &ThisVcpu<'_, K>,
+        is_counted: bool,
+    ) -> bool {
         if self.running != Running::Active {
             return false;
         }
@@ -195,7 +201,7 @@ impl ThreadPmu {
         let (Some(&sum), Some(&start), [now, ..]) = (sum, start, self.end.counter) else {
             return false;
         };
-        if !self.surplus.note(log_thread(sum, start, now)) {
+        if !self.surplus.note(log_thread(sum, start, now), is_counted) {
             return false;
         }
         for index in bits_of(self.surplus.counters()) {

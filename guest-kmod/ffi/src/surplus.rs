@@ -22,15 +22,14 @@ pub extern "C" fn perfctr_core_traced(
     vector: u32,
 ) {
     let interrupted = is_known.then_some(if is_user { Mode::User } else { Mode::Kernel });
-    if !subtracts() || !(Entry { interrupted, system_call, vector }).is_counted() {
-        return;
-    }
+    let entry = Entry { interrupted, system_call, vector };
+    let Some(is_counted) = entry.is_counted().filter(|_| subtracts()) else { return };
     let own = present.on_thread().is_some_and(|mut thread| {
         let (pmu, page) = thread.pmu();
-        pmu.interrupted(page, &vcpu.cpu())
+        pmu.interrupted(page, &vcpu.cpu(), is_counted)
     });
-    let cpu_wide = vcpu.interrupted_cpu_wide();
-    let events = vcpu.cpu().interrupted_events();
+    let cpu_wide = vcpu.interrupted_cpu_wide(is_counted);
+    let events = vcpu.cpu().interrupted_events(is_counted);
     if own || cpu_wide || events {
         vcpu.cpu().count_subtracted();
     }

@@ -141,7 +141,6 @@ static void off_restore(void)
 
 const struct perfctr_platform perfctr_kvm = {
 	.name = "KVM",
-	.interrupts_by_work = true,
 	.hypercall = hypercall,
 	.bind = bind,
 	.unbind = unbind,

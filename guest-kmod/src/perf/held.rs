@@ -110,10 +110,10 @@ impl Held {
     /// gained nothing since the last one was subtracted; see [`surplus`](crate::surplus). Returns
     /// whether it was subtracted. perf may have been given the count already, so what it has not
     /// been given may be below 0 now.
-    fn interrupted(&mut self) -> bool {
-        let is_new = self.gained != 0 && is_counted_by(self.slot, self.evntsel());
+    fn interrupted(&mut self, is_counted: bool) -> bool {
+        let gained = core::mem::take(&mut self.gained);
+        let is_new = is_counted && gained != 0 && is_counted_by(self.slot, self.evntsel());
         if is_new {
-            self.gained = 0;
             self.count = self.count.wrapping_sub(1);
             self.left = self.left.wrapping_add(1);
         }
@@ -489,15 +489,22 @@ impl Events {
     }
 
     /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
-    /// count it. Returns whether it was subtracted from any.
-    pub(crate) fn interrupted(&mut self, vcpu: &impl Sampler) -> bool {
+    /// count it. Returns whether it was subtracted from any. The parameter is that of
+    /// [`ThreadPmu::interrupted`](crate::ThreadPmu::interrupted).
+    pub(crate) fn interrupted(&mut self, vcpu: &impl Sampler, is_counted: bool) -> bool {
         let counts = |held: &Held| held.started && is_counted_by(held.slot, held.evntsel());
         if !self.live || !self.iter().any(counts) {
             return false;
         }
         self.advance_live(vcpu);
         // If the host has stopped the counters, they have not counted the interrupt either.
-        self.live && self.started().map(Held::interrupted).filter(|is_new| *is_new).count() > 0
+        self.live
+            && self
+                .started()
+                .map(|held| held.interrupted(is_counted))
+                .filter(|is_new| *is_new)
+                .count()
+                > 0
     }
 
     /// Adds what each started event has counted. Returns false if the events do not count any more,

@@ -33,8 +33,8 @@ const SURPLUS_MAX: i64 = 1_000;
 /// The command that counts the program in a tenant, which has no perf. It prints what perf prints.
 const STAT: &str = "/work/perfctr stat --csv -e instructions:u,branches:u -- /work/loop";
 
-/// How often a guest counts what its kernel executes for page faults, and the command. It counts the
-/// instructions of user mode, too, from which interrupts are subtracted.
+/// How often a guest counts what its kernel executes for page faults, and the command. It also
+/// counts the instructions of user mode, from which interrupts are subtracted.
 const TOUCHES: usize = 3;
 const TOUCH: &str = "for run in 1 2 3; do \
     /work/perfctr stat --csv -e instructions:u,instructions:k,page-faults -- /work/touch 2>&1 | \

@@ -11,7 +11,7 @@ use super::*;
 impl TestThread<'_> {
     /// Makes the kernel trace an interrupt. Returns whether it was subtracted.
     fn traced(&self, machine: &Machine, vcpu: usize) -> bool {
-        machine.on(vcpu, |cpu| self.pmu.borrow_mut().interrupted(&self.page, cpu))
+        machine.on(vcpu, |cpu| self.pmu.borrow_mut().interrupted(&self.page, cpu, true))
     }
 
     /// Interrupts the thread in user mode: the CPU counts that as an instruction, and the kernel
@@ -177,4 +177,17 @@ fn where_nothing_can_be_read_nothing_is_subtracted() {
     machine.revoke(0);
     assert!(!thread.traced(&machine, 0));
     assert_eq!(thread.interrupts(), 0);
+}
+
+#[test]
+fn who_was_brought_into_the_kernel_by_an_instruction_loses_nothing_there() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(50);
+    let int3 = machine.on(0, |cpu| thread.pmu.borrow_mut().interrupted(&thread.page, cpu, false));
+    assert!(!int3 && !thread.traced(&machine, 0));
+    assert_eq!((counts(&thread), thread.interrupts()), ([50], 0));
+    thread.interrupt(&machine, 0, 2);
+    assert_eq!((counts(&thread), thread.interrupts()), ([50], 1));
 }
