@@ -72,7 +72,7 @@ struct perfctr_thread {
  * watch.c: an interrupt or exception with these registers, or NULL, and the
  * vector of an exception whose signal is sent, or 0. platform/ calls it, too.
  */
-void perfctr_traced(const struct pt_regs *regs, u32 vector);
+void perfctr_traced(struct pt_regs *regs, u32 vector);
 
 /* platform/: the differences between hypervisors. */
 struct perfctr_platform {

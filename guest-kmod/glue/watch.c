@@ -15,6 +15,7 @@
 #include <linux/sched/task_stack.h>
 #include <linux/tracepoint.h>
 #include <asm/irq_regs.h>
+#include <asm/trapnr.h>
 
 #include "perfctr.h"
 
@@ -25,7 +26,7 @@ static DEFINE_MUTEX(perfctr_watch_lock);
  * If no registers are passed, the kernel does not know what was interrupted, or
  * nothing was. The core then judges by how the thread has left user mode.
  */
-void perfctr_traced(const struct pt_regs *regs, u32 vector)
+void perfctr_traced(struct pt_regs *regs, u32 vector)
 {
 	unsigned long flags;
 
@@ -84,9 +85,7 @@ static struct perfctr_probe perfctr_watched[] = {
  */
 static int perfctr_on_call(struct kprobe *probe, struct pt_regs *unused)
 {
-	const struct pt_regs *regs = get_irq_regs();
-
-	perfctr_traced(regs, regs ? 0 : X86_TRAP_BP);
+	perfctr_traced(get_irq_regs(), get_irq_regs() ? 0 : X86_TRAP_BP);
 	return 0;
 }
 

@@ -68,28 +68,6 @@ const WINDOW: u64 = 20;
 /// Boots three machines, of which two together have most habits. The long tier boots twenty-four
 /// more. Six of these are hosts of KVM, and eight are Xen with a tenant.
 pub fn run(report: &mut Report) -> Result<()> {
-    if let Ok(what) = std::env::var("TRY") {
-        for what in what.split(',') {
-            match what {
-                "pvh" => late_in_tenant(report, "pvh", "a PVH guest", true)?,
-                "hvm" => late_in_tenant(report, "hvm", "an HVM guest", true)?,
-                "kvm" => {
-                    let unwatched = corrected(report)?;
-                    subtracted_in_kvm(report, unwatched)?;
-                }
-                "threads" => competing(report)?,
-                "cost" => {
-                    let unwatched = corrected(report)?;
-                    let mut spec = counting("kvm", SUBTRACTS, "interrupts", TOUCH)?;
-                    add_touch(&mut spec)?;
-                    let watched = instructions_per_fault(&machine::run(&spec)?);
-                    println!("{unwatched:?} {watched:?}");
-                }
-                _ => bail!("{what}"),
-            }
-        }
-        return Ok(());
-    }
     unknown(report)?;
     let with_habit = svm(report, "vmrun+latched", "vmrun=1 latched=1")?;
     late(report, "a PV guest", true)?;
@@ -285,9 +263,6 @@ fn late_in_tenant(report: &mut Report, kind: &str, who: &str, subtracts: bool) -
         spec = spec.driver(&format!("all,{SUBTRACTS}"))?;
     }
     let outcome = machine::run(&spec)?;
-    if std::env::var("TRY").is_ok() {
-        println!("{}", all(&outcome));
-    }
     judge_late(report, who, &outcome, found, &["spurious"])
 }
 
@@ -312,9 +287,6 @@ fn subtracted_in_kvm(report: &mut Report, unwatched: Result<f64>) -> Result<()> 
         ensure!((0.0..COST_MAX).contains(&cost), "{watched}, and {unwatched} without it");
         Ok(())
     });
-    if std::env::var("TRY").is_ok() {
-        println!("{}", all(&perf));
-    }
     let counted = counts(&perf)?;
     report.test("perf's events of a KVM guest do not count its interrupts", || {
         ensure!(counted.iter().all(Count::is_exact), "{counted:?}");
@@ -326,9 +298,6 @@ fn subtracted_in_kvm(report: &mut Report, unwatched: Result<f64>) -> Result<()> 
     let script = format!("exec 2>&1; {runs} {told}; {SAMPLE}; {SELFTEST}; exit 0");
     spec.command = ["sh", "-c", &script].map(Into::into).to_vec();
     let outcome = machine::run(&spec)?;
-    if std::env::var("TRY").is_ok() {
-        println!("{}", all(&outcome));
-    }
     report.test("perfctr stat tells how many interrupts were subtracted", || {
         let told = "  interrupts that the CPU counted as instructions, subtracted";
         let many = line(&outcome, "", told)?;
