@@ -67,7 +67,7 @@ pub const fn has_precise_records(evntsel: u64) -> bool {
 /// too.
 ///
 /// Both vendors have the same number for the event, and Intel's first fixed counter counts it, too.
-pub const fn counts_instructions(slot: PhysSlot, evntsel: u64) -> bool {
+pub fn counts_instructions(slot: PhysSlot, evntsel: u64) -> bool {
     match slot.fixed_number() {
         Some(number) => number == 0,
         None => evntsel & EVNTSEL_QUALIFIERS == EVNTSEL_INSTRUCTIONS,
