@@ -112,22 +112,12 @@ static int perfctr_bind(struct file *file, const struct perfctr_create *create,
 	return err;
 }
 
-static int perfctr_request_of_cpus(struct file *file, unsigned int number,
-				   void *argument)
-{
-	int done;
-
-	mutex_lock(&perfctr_cpus_lock);
-	done = perfctr_core_request_of_cpus(number, (unsigned long)file,
-					    argument);
-	mutex_unlock(&perfctr_cpus_lock);
-	return done;
-}
-
 /* The core has checked that the argument has the size of the request's type. */
 static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 			   unsigned int number, void *argument)
 {
+	int done;
+
 	switch (number) {
 	case PERFCTR_IOC_INFO:
 		return perfctr_core_info(nr_cpu_ids, cpuid_eax(1), tsc_khz,
@@ -142,19 +132,27 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 	case PERFCTR_IOC_READ:
 		return perfctr_thread_read(thread, argument);
 	case PERFCTR_IOC_READ_CONTROL:
-		return perfctr_thread_control(thread, argument);
+		mutex_lock(&thread->lock);
+		perfctr_core_last_control(perfctr_core_of(thread), argument);
+		mutex_unlock(&thread->lock);
+		return 0;
 	case PERFCTR_IOC_RING:
 		return perfctr_ring_begin(thread, argument);
 	case PERFCTR_IOC_RING_TAKE:
-		return perfctr_core_ring_take(perfctr_core_of(thread),
-					      *(u64 *)argument);
+	case PERFCTR_IOC_INTERRUPTS:
+		return perfctr_core_serve_word(perfctr_core_of(thread), number,
+					       argument);
 	case PERFCTR_IOC_UNLINK:
 		return perfctr_thread_unlink(thread);
 	case PERFCTR_IOC_CPU_CONTROL:
 	case PERFCTR_IOC_CPU_READ:
 	case PERFCTR_IOC_CPU_START:
 	case PERFCTR_IOC_CPU_STOP:
-		return perfctr_request_of_cpus(file, number, argument);
+		mutex_lock(&perfctr_cpus_lock);
+		done = perfctr_core_request_of_cpus(number, (unsigned long)file,
+						    argument);
+		mutex_unlock(&perfctr_cpus_lock);
+		return done;
 	default:
 		return -ENOTTY;
 	}

@@ -5,7 +5,6 @@
  * removes it again. The core decides which counter counts the event (src/perf).
  */
 
-#include <linux/bitops.h>
 #include <linux/percpu.h>
 #include <linux/sched/clock.h>
 #include <linux/sched/task_stack.h>
@@ -18,12 +17,10 @@
 static DEFINE_PER_CPU(struct perf_event *[PERFCTR_MAX_COUNTERS],
 		      perfctr_events);
 
-/*
- * Returns the event's time by perf's clock: the present one if is_now is true,
- * and otherwise the one in perf's books.
- */
-static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
+/* Returns a time of the event by perf's clock. */
+u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
 {
+	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
 	const struct perf_event_context *ctx = event->ctx;
 	u64 time = PERFCTR_TIME(ctx), booked = PERFCTR_TIME_BOOKED(ctx);
 #ifdef CONFIG_CGROUP_PERF
@@ -35,17 +32,11 @@ static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 		booked = PERFCTR_TIME_BOOKED(info);
 	}
 #endif
-	return is_now ? time + (local_clock() - booked) : time;
-}
-
-u64 perfctr_glue_event_time(u32 index, enum perfctr_event_time which)
-{
-	const struct perf_event *event = *this_cpu_ptr(&perfctr_events[index]);
-
-	return which == PERFCTR_EVENT_TIME_ADDED ?
-		       event->tstamp :
-		       perfctr_event_time(event,
-					  which == PERFCTR_EVENT_TIME_NOW);
+	if (which == PERFCTR_EVENT_TIME_ADDED)
+		return event->tstamp;
+	return which == PERFCTR_EVENT_TIME_NOW ?
+		       time + (local_clock() - booked) :
+		       time;
 }
 
 void perfctr_glue_event_progress(u32 index,
@@ -124,6 +115,9 @@ static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 					  const struct perfctr_hv_place *place,
 					  struct pt_regs *at)
 {
+	struct pt_regs *user =
+		current->flags & PF_KTHREAD ? NULL : task_pt_regs(current);
+
 	switch (which) {
 	case PERFCTR_REGISTERS_INTERRUPTED:
 		return get_irq_regs();
@@ -132,16 +126,15 @@ static struct pt_regs *perfctr_event_regs(enum perfctr_registers which,
 	case PERFCTR_REGISTERS_PRECISE:
 		if (place->mode == PERFCTR_PLACE_KERNEL)
 			perfctr_kernel_regs(place, at);
-		else if (current->flags & PF_KTHREAD)
-			return NULL;
+		else if (user)
+			*at = *user;
 		else
-			*at = *task_pt_regs(current);
+			return NULL;
 		at->ip = place->ip;
 		at->flags |= PERF_EFLAGS_EXACT;
 		return at;
 	default:
-		return current->flags & PF_KTHREAD ? NULL :
-						     task_pt_regs(current);
+		return user;
 	}
 }
 
@@ -255,17 +248,14 @@ struct perfctr_event_config perfctr_event_config(struct perf_event *event)
  */
 int perfctr_event_add(struct perf_event *event, int flags)
 {
-	struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	struct perfctr_event_config config = perfctr_event_config(event);
 	int index;
 
-	index = perfctr_core_event_add(cpu->core, &config,
+	index = perfctr_core_event_add(perfctr_this_vcpu(), &config,
 				       perfctr_core_of_task(current),
 				       perfctr_event_is_wide(event));
 	if (index < 0)
 		return index;
-	cpu->events++;
-	cpu->recorded_events += has_branch_stack(event);
 	event->hw.idx = index;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	*this_cpu_ptr(&perfctr_events[index]) = event;
@@ -282,26 +272,17 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
-	this_cpu_dec(perfctr_cpus.events);
-	this_cpu_sub(perfctr_cpus.recorded_events, has_branch_stack(event));
 }
 
 /*
  * Handles the interrupt that comes after an overflow, or after the host has
  * allowed or forbidden the domain to count.
  */
-void perfctr_events_overflow(void)
+static void perfctr_events_overflow(void)
 {
-	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	struct pt_regs *regs = get_irq_regs();
 	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
 
-	/*
-	 * Without events there is nothing to do, so that threads that sample
-	 * themselves do not pay for perf.
-	 */
-	if (!cpu->events)
-		return;
 	if (regs) {
 		place.mode = user_mode(regs) ? PERFCTR_PLACE_USER :
 					       PERFCTR_PLACE_KERNEL;
@@ -312,10 +293,26 @@ void perfctr_events_overflow(void)
 	 * Runs the lazy irq_work by which perf wakes and signals those who wait
 	 * for these samples. Otherwise it would wait until the tick. If it were
 	 * not lazy, the CPU would interrupt itself for it, which costs a guest
-	 * a hypercall or an exit.
+	 * a hypercall or an exit. In guests of KVM this function is itself
+	 * called as irq_work: the kernel runs other irq_work after it, and it
+	 * must not do so, since it could call itself in this way.
 	 */
-	if (perfctr_core_events_interrupt(
-		    cpu->core, perfctr_core_of_task(current), &place) &&
-	    !perfctr_platform->interrupts_by_work)
+	if (perfctr_core_events_interrupt(perfctr_this_vcpu(),
+					  perfctr_core_of_task(current),
+					  &place) &&
+	    perfctr_platform != &perfctr_kvm)
 		irq_work_run();
+}
+
+/*
+ * Handles that interrupt for the thread and for perf's events. Threads that
+ * sample themselves do not pay for perf, if it has no events.
+ */
+irqreturn_t perfctr_overflow(int irq, void *unused)
+{
+	perfctr_core_interrupt(perfctr_core_of_task(current),
+			       perfctr_this_vcpu());
+	if (this_cpu_read(perfctr_cpus.shown)->has_events)
+		perfctr_events_overflow();
+	return IRQ_HANDLED;
 }

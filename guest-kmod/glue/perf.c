@@ -13,38 +13,7 @@
 
 #include "perfctr.h"
 
-/*
- * perf keeps a context for each task that ever had an event, until the task
- * ends. The context points to the PMU, so the module must stay loaded as long.
- * This is one task with such a context, or NULL. The module looks for another
- * one only when this one has no such context any more.
- */
-static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
-
-static bool perfctr_contexts_exist(void)
-{
-	struct task_struct *process, *task, *before = perfctr_contexts_witness;
-
-	rcu_read_lock();
-	if (before && perfctr_context_names(before, &perfctr_pmu)) {
-		rcu_read_unlock();
-		return true;
-	}
-	perfctr_contexts_witness = NULL;
-	for_each_process_thread(process, task)
-	{
-		if (!perfctr_context_names(task, &perfctr_pmu))
-			continue;
-		perfctr_contexts_witness = get_task_struct(task);
-		goto out;
-	}
-out:
-	rcu_read_unlock();
-	if (before)
-		put_task_struct(before);
-	return perfctr_contexts_witness;
-}
 
 static void perfctr_contexts_look(struct work_struct *unused);
 static DECLARE_DELAYED_WORK(perfctr_contexts_work, perfctr_contexts_look);
@@ -63,12 +32,26 @@ static void perfctr_contexts_hold(void)
 		module_put(THIS_MODULE);
 }
 
-/* If an event is destroyed from here on, it queues this work anew. */
+/*
+ * perf keeps a context for each task that ever had an event, until the task
+ * ends. The context points to the PMU, so the module must stay loaded as long.
+ * If an event is destroyed from here on, it queues this work anew.
+ */
 static void perfctr_contexts_look(struct work_struct *unused)
 {
+	struct task_struct *process, *task;
+
 	perfctr_core_contexts_searched(ktime_get_ns());
-	if (perfctr_contexts_exist())
-		perfctr_contexts_hold();
+	rcu_read_lock();
+	for_each_process_thread(process, task)
+	{
+		if (perfctr_context_names(task, &perfctr_pmu)) {
+			perfctr_contexts_hold();
+			goto out;
+		}
+	}
+out:
+	rcu_read_unlock();
 	module_put(THIS_MODULE);
 }
 

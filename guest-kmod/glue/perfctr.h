@@ -29,14 +29,10 @@
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
 	/*
-	 * The core's note of the registered page, and who may execute
-	 * meanwhile.
+	 * The core's note of the registered page, of who may execute
+	 * meanwhile, and of perf's events. Each switch reads it.
 	 */
 	const struct perfctr_shown *shown;
-	/* The number of perf's events on this CPU. Each switch reads it. */
-	unsigned int events;
-	/* The number of those events whose samples have branches. */
-	unsigned int recorded_events;
 	/*
 	 * Reports an overflow to the current thread as soon as perf's locks are
 	 * free.
@@ -72,15 +68,15 @@ struct perfctr_thread {
 	u64 core[];
 };
 
+/*
+ * watch.c: an interrupt or exception with these registers, or NULL, and the
+ * vector of an exception whose signal is sent, or 0. platform/ calls it, too.
+ */
+void perfctr_traced(struct pt_regs *regs, u32 vector);
+
 /* platform/: the differences between hypervisors. */
 struct perfctr_platform {
 	const char *name;
-	/*
-	 * Whether the interrupt's handler is itself called as irq_work. If so,
-	 * the kernel runs other pending irq_work after the handler has ended.
-	 * The handler must not run it, since it could call itself in this way.
-	 */
-	bool interrupts_by_work;
 	int (*hypercall)(u32 op, void *argument, u32 length);
 	/*
 	 * Both are called on that CPU. unbind() has no effect if the CPU is not
@@ -124,9 +120,7 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 extern struct preempt_ops perfctr_preempt_ops;
 int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
-void perfctr_resume_current(void);
-void perfctr_report(struct perfctr_thread *thread, u64 overflows);
-void perfctr_report_current(void);
+void perfctr_report_current(struct irq_work *unused);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task);
 
@@ -139,9 +133,6 @@ void perfctr_event_remove(struct perf_event *event, int flags);
 void perfctr_event_start(struct perf_event *event, int flags);
 void perfctr_event_stop(struct perf_event *event, int flags);
 void perfctr_event_read(struct perf_event *event);
-void perfctr_events_overflow(void);
-
-/* overflow.c: the interrupt of an overflow. */
 irqreturn_t perfctr_overflow(int irq, void *unused);
 
 /* vcpu.c: vCPUs and their pages. */
@@ -155,10 +146,10 @@ struct perfctr_probe {
 	/* NULL if the probe is not registered. */
 	struct tracepoint *tracepoint;
 };
-int perfctr_probe(struct perfctr_probe *probe);
-void perfctr_unprobe(struct perfctr_probe *probe);
+int perfctr_probe(struct perfctr_probe *probes, unsigned int count);
+void perfctr_unprobe(struct perfctr_probe *probes, unsigned int count);
 
-/* watch.c: whether switches are watched. */
+/* watch.c: whether switches and interrupts are watched. */
 void perfctr_watch_exit(void);
 
 /* hold.c: makes a thread stand still. */
@@ -183,8 +174,6 @@ int perfctr_thread_open(struct file *file, struct task_struct *task);
 int perfctr_thread_unlink(struct perfctr_thread *thread);
 int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control);
-int perfctr_thread_control(struct perfctr_thread *thread,
-			   struct perfctr_control_arg *control);
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 

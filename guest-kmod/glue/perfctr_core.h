@@ -9,7 +9,7 @@
 /*
  * Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
  */
-#define PERFCTR_THREAD_BYTES 1928
+#define PERFCTR_THREAD_BYTES 1944
 
 /*
  * The size of C's storage for an argument, unit: words.
@@ -283,6 +283,14 @@ struct perfctr_shown {
    * Whether anything is loaded.
    */
   bool counts;
+  /*
+   * Whether perf has events here, which may go on with the next thread.
+   */
+  bool has_events;
+  /*
+   * Whether branches are recorded for any of them.
+   */
+  bool has_records;
 };
 
 /*
@@ -429,12 +437,12 @@ void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu 
 /*
  * Handles the virtual interrupt of an overflow; see ThreadPmu::interrupt.
  */
-uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
+void perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
- * Returns the report to the thread after an ioctl; see ThreadPmu::report and `pack`.
+ * Reports to the thread that executes what was noticed while something else was done.
  */
-uint64_t perfctr_core_report(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+void perfctr_core_report(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
  * Stops the thread's counters; see ThreadPmu::stop.
@@ -473,8 +481,6 @@ extern int perfctr_glue_call_one(uint32_t cpu, const void *call);
 void perfctr_core_called(const struct perfctr_call *call,
                          perfctr_on_vcpu vcpu,
                          perfctr_present present);
-
-extern bool perfctr_glue_cpu_is_online(uint32_t cpu);
 
 /*
  * Makes counters that belong to root and are not linked. Returns null if there is no memory.
@@ -655,6 +661,11 @@ extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 int perfctr_core_handshake(uint32_t cpus, const char **found);
 
 /*
+ * Returns whether the hypervisor has a driver at all.
+ */
+bool perfctr_core_has_driver(void);
+
+/*
  * Asks the hypervisor again. Returns 0 or an error; see handshake_again.
  */
 int perfctr_core_handshake_again(void);
@@ -732,6 +743,13 @@ int perfctr_core_info(uint32_t vcpus,
                       uint32_t cpu_signature,
                       uint32_t tsc_khz,
                       struct perfctr_info_arg *out);
+
+/*
+ * Serves `IOC_RING_TAKE` and `IOC_INTERRUPTS` of anybody, whose argument is a word.
+ */
+int perfctr_core_serve_word(const struct perfctr_core_thread *thread,
+                            uint32_t number,
+                            uint64_t *word);
 
 /*
  * Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.
@@ -828,11 +846,6 @@ int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_
 uint32_t perfctr_core_ring_callers(uint64_t frame, uint64_t *out, uint32_t room);
 
 /*
- * Serves `IOC_RING_TAKE` of anybody; see Ring::take(guest_kmod::Ring::take).
- */
-int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
-
-/*
  * Returns whether the ring is full to its watermark. Anybody may ask.
  */
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
@@ -854,6 +867,16 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
  * Does what is needed after the rights of the thread that executes have changed.
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
+
+/*
+ * Subtracts an interrupt or an exception that was counted; see guest_kmod::surplus.
+ */
+void perfctr_core_traced(perfctr_on_vcpu vcpu,
+                         perfctr_present present,
+                         bool is_known,
+                         bool is_user,
+                         int64_t system_call,
+                         uint32_t vector);
 
 /*
  * Gives back the references to the container and to the namespace of users of an identity.
@@ -915,9 +938,9 @@ void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * Does what is needed when the machine has slept, on its first vCPU.
+ * Does what is needed when the machine has slept. `present` executes on its first vCPU.
  */
-void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu);
+void perfctr_core_vcpu_wake(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
  * Returns the name of statistic `index`, or null behind the last one, and stores its value.
@@ -927,7 +950,7 @@ const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 /*
  * Has the kernel call the module at every switch. Returns 0, or an error.
  */
-extern int perfctr_glue_watch_begin(void);
+extern int perfctr_glue_watch_begin(bool interrupts);
 
 /*
  * Schedules a call of perfctr_core_stop_if_idle, if nobody counts. Does not sleep.

@@ -16,27 +16,37 @@ static void perfctr_find(struct tracepoint *tracepoint, void *probe_pointer)
 		probe->tracepoint = tracepoint;
 }
 
-int perfctr_probe(struct perfctr_probe *probe)
+/* Registers all of these probes, or none of them. */
+int perfctr_probe(struct perfctr_probe *probes, unsigned int count)
 {
-	int err = -ENOENT;
+	struct perfctr_probe *probe;
+	int err = 0;
 
-	for_each_kernel_tracepoint(perfctr_find, probe);
-	if (probe->tracepoint)
-		err = tracepoint_probe_register(probe->tracepoint,
-						probe->function, NULL);
+	for (probe = probes; probe < probes + count && !err; probe++) {
+		err = -ENOENT;
+		for_each_kernel_tracepoint(perfctr_find, probe);
+		if (probe->tracepoint)
+			err = tracepoint_probe_register(probe->tracepoint,
+							probe->function, NULL);
+		if (err)
+			probe->tracepoint = NULL;
+	}
 	if (err)
-		probe->tracepoint = NULL;
+		perfctr_unprobe(probes, count);
 	return err;
 }
 
 /*
- * The probe may still run somewhere until tracepoint_synchronize_unregister()
+ * The probes may still run somewhere until tracepoint_synchronize_unregister()
  * has returned. This does nothing with a probe that is not registered.
  */
-void perfctr_unprobe(struct perfctr_probe *probe)
+void perfctr_unprobe(struct perfctr_probe *probes, unsigned int count)
 {
-	if (probe->tracepoint)
-		tracepoint_probe_unregister(probe->tracepoint, probe->function,
-					    NULL);
-	probe->tracepoint = NULL;
+	while (count--) {
+		if (probes[count].tracepoint)
+			tracepoint_probe_unregister(probes[count].tracepoint,
+						    probes[count].function,
+						    NULL);
+		probes[count].tracepoint = NULL;
+	}
 }

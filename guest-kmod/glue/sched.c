@@ -75,28 +75,13 @@ bool perfctr_glue_send_signal(u32 number, u32 counters)
 }
 
 /*
- * Reports to the calling thread the overflows that the core has found.
- * Interrupts are disabled, and no lock that a signal needs is held.
- */
-void perfctr_report(struct perfctr_thread *thread, u64 overflows)
-{
-	if (overflows)
-		perfctr_core_report_overflows(perfctr_core_of(thread),
-					      perfctr_this_vcpu(), overflows);
-}
-
-/*
  * Reports overflows that were noticed while something else was done. Interrupts
- * are disabled.
+ * are disabled, and no lock that a signal needs is held. Where perf holds one,
+ * irq_work calls this.
  */
-void perfctr_report_current(void)
+void perfctr_report_current(struct irq_work *unused)
 {
-	struct perfctr_thread *thread = perfctr_thread_of(current);
-
-	if (thread)
-		perfctr_report(thread,
-			       perfctr_core_report(perfctr_core_of(thread),
-						   perfctr_this_vcpu()));
+	perfctr_core_report(perfctr_core_of_task(current), perfctr_this_vcpu());
 }
 
 /*
@@ -121,7 +106,8 @@ static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 	local_irq_disable();
 	overflows = perfctr_resume(thread);
 	if (unlikely(overflows))
-		perfctr_report(thread, overflows);
+		perfctr_core_report_overflows(perfctr_core_of(thread),
+					      perfctr_this_vcpu(), overflows);
 	local_irq_enable();
 }
 
@@ -142,11 +128,6 @@ struct preempt_ops perfctr_preempt_ops = {
 	.sched_out = perfctr_out,
 };
 
-static void perfctr_report_here(struct irq_work *unused)
-{
-	perfctr_report_current();
-}
-
 /*
  * The irq_work is not initialised at its definition: most releases of Linux
  * leave addresses 0 in a module's per-CPU data.
@@ -157,7 +138,7 @@ int perfctr_sched_init(void)
 
 	for_each_possible_cpu(cpu)
 		per_cpu(perfctr_cpus.report, cpu) =
-			IRQ_WORK_INIT_HARD(perfctr_report_here);
+			IRQ_WORK_INIT_HARD(perfctr_report_current);
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
 	return 0;
@@ -184,15 +165,6 @@ struct perfctr_core_thread *perfctr_core_of_task(struct task_struct *task)
 	struct perfctr_thread *thread = perfctr_thread_of(task);
 
 	return thread ? perfctr_core_of(thread) : NULL;
-}
-
-/* Interrupts are disabled. */
-void perfctr_resume_current(void)
-{
-	struct perfctr_thread *thread = perfctr_thread_of(current);
-
-	if (thread)
-		perfctr_report(thread, perfctr_resume(thread));
 }
 
 /*
@@ -240,9 +212,9 @@ void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 	const struct perfctr_shown *shown = cpu->shown;
 
 	/* A sample must not have branches of a previous thread. */
-	if (unlikely(cpu->recorded_events))
+	if (unlikely(shown->has_records))
 		perfctr_core_forget_records(cpu->core);
 	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :
-			    unlikely(cpu->events))
+			    unlikely(shown->has_events))
 		perfctr_leave_to(next);
 }

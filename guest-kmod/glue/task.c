@@ -43,23 +43,13 @@ static struct perfctr_probe perfctr_probes[] = {
 
 int perfctr_task_init(void)
 {
-	unsigned int i;
-	int err = 0;
-
-	for (i = 0; i < ARRAY_SIZE(perfctr_probes) && !err; i++)
-		err = perfctr_probe(&perfctr_probes[i]);
-	if (err)
-		perfctr_task_exit();
-	return err;
+	return perfctr_probe(perfctr_probes, ARRAY_SIZE(perfctr_probes));
 }
 
 /* When this returns, no probe and nothing that it put off runs any more. */
 void perfctr_task_exit(void)
 {
-	unsigned int i;
-
-	for (i = 0; i < ARRAY_SIZE(perfctr_probes); i++)
-		perfctr_unprobe(&perfctr_probes[i]);
+	perfctr_unprobe(perfctr_probes, ARRAY_SIZE(perfctr_probes));
 	tracepoint_synchronize_unregister();
 	if (IS_ENABLED(CONFIG_PREEMPT_RT))
 		synchronize_rcu_tasks();

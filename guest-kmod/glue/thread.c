@@ -189,7 +189,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 		return READ_ONCE(thread->task) ? err : 0;
 	perfctr_core_stop(core, hold.vcpu);
 	if (hold.vcpu)
-		perfctr_report_current();
+		perfctr_report_current(NULL);
 	hlist_del(&thread->notifier.link);
 	perfctr_core_thread_ends(core);
 	/* A reader that sees NULL also sees the final sums. */
@@ -215,20 +215,11 @@ int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 		err = perfctr_core_operate(perfctr_core_of(thread), hold.vcpu,
 					   number, control);
 		if (hold.vcpu)
-			perfctr_report_current();
+			perfctr_report_current(NULL);
 		perfctr_thread_let_go(&hold);
 	}
 	mutex_unlock(&thread->lock);
 	return err;
-}
-
-int perfctr_thread_control(struct perfctr_thread *thread,
-			   struct perfctr_control_arg *control)
-{
-	mutex_lock(&thread->lock);
-	perfctr_core_last_control(perfctr_core_of(thread), control);
-	mutex_unlock(&thread->lock);
-	return 0;
 }
 
 /*

@@ -27,11 +27,6 @@ void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page)
 	get_page(virt_to_page(page));
 }
 
-bool perfctr_glue_cpu_is_online(u32 cpu)
-{
-	return cpu_online(cpu);
-}
-
 /* Executed on each CPU that is called. Interrupts are disabled. */
 static void perfctr_called(void *call)
 {
@@ -93,8 +88,8 @@ static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 
 static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
-	perfctr_core_vcpu_wake(perfctr_this_vcpu());
-	perfctr_resume_current();
+	perfctr_core_vcpu_wake(perfctr_this_vcpu(),
+			       perfctr_core_of_task(current));
 }
 
 static struct syscore_ops perfctr_syscore_ops = {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Watches switches while anybody has counters, so that a kernel in which nobody
- * counts pays nothing. The core decides when (src/watch.rs).
+ * counts pays nothing. The core decides when (src/watch.rs). If the CPUs count
+ * interrupts and exceptions as instructions, this watches them, too, so that
+ * the core can subtract them (src/surplus.rs).
  *
  * A switch that is under way on a CPU when the watch begins may not be noticed.
  * But no page is registered on that CPU then: a CPU registers its page itself,
@@ -9,23 +11,124 @@
  */
 
 #include <linux/cpumask.h>
-#include <linux/jiffies.h>
+#include <linux/kprobes.h>
+#include <linux/sched/task_stack.h>
 #include <linux/tracepoint.h>
+#include <asm/irq_regs.h>
+#include <asm/trapnr.h>
 
 #include "perfctr.h"
 
 /* Held while the watch begins or ends. */
 static DEFINE_MUTEX(perfctr_watch_lock);
 
-static struct perfctr_probe perfctr_switches = { "sched_switch",
-						 perfctr_on_switch };
-
-/* The caller holds the lock. */
-int perfctr_glue_watch_begin(void)
+/*
+ * If no registers are passed, the kernel does not know what was interrupted, or
+ * nothing was. The core then judges by how the thread has left user mode.
+ */
+void perfctr_traced(struct pt_regs *regs, u32 vector)
 {
-	int err = perfctr_probe(&perfctr_switches);
+	unsigned long flags;
 
+	local_irq_save(flags);
+	perfctr_core_traced(perfctr_this_vcpu(), perfctr_core_of_task(current),
+			    regs, regs && user_mode(regs),
+			    task_pt_regs(current)->orig_ax, vector);
+	local_irq_restore(flags);
+}
+
+/* Xen's event channels are such interrupts, too. */
+static void perfctr_on_irq(void *unused, int irq, struct irqaction *action)
+{
+	perfctr_traced(get_irq_regs(), 0);
+}
+
+static void perfctr_on_vector(void *unused, int vector)
+{
+	perfctr_traced(get_irq_regs(), 0);
+}
+
+static void perfctr_on_page_fault(void *unused, unsigned long address,
+				  struct pt_regs *regs, unsigned long error)
+{
+	perfctr_traced(regs, 0);
+}
+
+/* Exceptions other than page faults are traced only by their signals. */
+static void perfctr_on_signal(void *unused, int number,
+			      struct kernel_siginfo *info,
+			      struct task_struct *task, int group, int result)
+{
+	perfctr_traced(get_irq_regs(), current->thread.trap_nr);
+}
+
+/*
+ * Only the first one is there if the CPUs do not count interrupts. Each has the
+ * prototype of its tracepoint, as kernels that check indirect calls demand.
+ */
+static struct perfctr_probe perfctr_watched[] = {
+	{ "sched_switch", perfctr_on_switch },
+	{ "irq_handler_entry", perfctr_on_irq },
+	{ "page_fault_user", perfctr_on_page_fault },
+	{ "signal_generate", perfctr_on_signal },
+	{ "local_timer_entry", perfctr_on_vector },
+	{ "irq_work_entry", perfctr_on_vector },
+	{ "reschedule_entry", perfctr_on_vector },
+	{ "call_function_entry", perfctr_on_vector },
+	{ "call_function_single_entry", perfctr_on_vector },
+};
+
+/*
+ * In an upcall of Xen's the kernel knows the interrupted registers. At the
+ * return from a signal's handler there are none, and the core is told that an
+ * instruction has brought the thread here, as INT3 would.
+ */
+static int perfctr_on_call(struct kprobe *probe, struct pt_regs *unused)
+{
+	perfctr_traced(get_irq_regs(), get_irq_regs() ? 0 : X86_TRAP_BP);
+	return 0;
+}
+
+/*
+ * After the first of these calls, the thread's registers look as if it had left
+ * user mode by an interrupt. If an event comes while Linux handles another one,
+ * Xen makes the second call, although Linux handles the event in the first one,
+ * and traces nothing in the second.
+ */
+static struct kprobe perfctr_calls[] = {
+	{ .symbol_name = "__x64_sys_rt_sigreturn",
+	  .pre_handler = perfctr_on_call },
+	{ .symbol_name = PERFCTR_UPCALL, .pre_handler = perfctr_on_call },
+};
+
+static void perfctr_watch_nothing(void)
+{
+	unsigned int i;
+
+	perfctr_unprobe(perfctr_watched, ARRAY_SIZE(perfctr_watched));
+	for (i = 0; i < ARRAY_SIZE(perfctr_calls) && perfctr_calls[i].addr; i++)
+		unregister_kprobe(&perfctr_calls[i]);
+}
+
+/* The caller holds the lock. Only Xen makes the last one of the calls. */
+int perfctr_glue_watch_begin(bool interrupts)
+{
+	unsigned int i, calls = ARRAY_SIZE(perfctr_calls);
+	int err = 0;
+
+	calls -= perfctr_platform == &perfctr_kvm;
+	for (i = 0; interrupts && i < calls && !err; i++) {
+		/* The last registration has left the address. */
+		perfctr_calls[i].addr = NULL;
+		err = register_kprobe(&perfctr_calls[i]);
+	}
 	if (!err)
+		err = perfctr_probe(perfctr_watched,
+				    interrupts ? ARRAY_SIZE(perfctr_watched) :
+						 1);
+	if (err)
+		perfctr_watch_nothing();
+	else
 		preempt_notifier_inc();
 	return err;
 }
@@ -57,7 +160,7 @@ static void perfctr_watch_end(struct work_struct *work)
 	mutex_lock(&perfctr_watch_lock);
 	if (perfctr_core_watch_end(!work)) {
 		preempt_notifier_dec();
-		perfctr_unprobe(&perfctr_switches);
+		perfctr_watch_nothing();
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }

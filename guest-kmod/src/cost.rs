@@ -7,8 +7,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use shared_abi::arch::{EVNTSEL_INSTRUCTIONS, EVNTSEL_QUALIFIERS, EVNTSEL_USR};
-use shared_abi::events::Generic;
+use shared_abi::arch::{EVNTSEL_USR, events};
 use shared_abi::slot::slots_of;
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, PhysSlot};
@@ -19,10 +18,7 @@ use crate::vcpu::ThisVcpu;
 /// Returns a counter of `config` that counts every instruction in user mode and is never preset.
 pub(crate) fn instruction_counter(config: &Config) -> Option<PhysSlot> {
     let accumulating = config.slots_in_ring(EVNTSEL_USR) & !config.sampling();
-    slots_of(accumulating).find(|slot| match slot.fixed_number() {
-        Some(_) => Generic::Instructions.fixed() == Some(*slot),
-        None => config.evntsel(*slot) & EVNTSEL_QUALIFIERS == EVNTSEL_INSTRUCTIONS,
-    })
+    slots_of(accumulating).find(|slot| events::counts_instructions(*slot, config.evntsel(*slot)))
 }
 
 /// A measurement under way.

@@ -28,6 +28,7 @@ pub mod restore;
 pub mod ring;
 pub mod shown;
 pub mod stats;
+pub mod surplus;
 #[cfg(test)]
 mod testing;
 pub mod thread;

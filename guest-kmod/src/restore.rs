@@ -252,7 +252,7 @@ impl Restoration {
         before: &HvQuery,
         (note, page): (&Note, &VcpuPage),
     ) {
-        let went_on = handshake_again(hypervisor, before).and_then(|()| {
+        let went_on = handshake_again(hypervisor, before).and_then(|_| {
             let (gfn, observer) = (note.frame.load(Relaxed), note.observer.load(Relaxed));
             let mut wanted = HvRegister { gfn, observer, reserved: 0 };
             hypervisor.hypercall(OP_GO_ON, wanted.as_mut_bytes())

@@ -91,6 +91,10 @@ pub struct ShownWords {
     hides_kernel: AtomicBool,
     /// Whether anything is loaded.
     counts: AtomicBool,
+    /// Whether perf has events here, which may go on with the next thread.
+    has_events: AtomicBool,
+    /// Whether branches are recorded for any of them.
+    has_records: AtomicBool,
 }
 
 /// An identity as atomic words.
@@ -139,6 +143,12 @@ impl ShownWords {
             hides_kernel: self.hides_kernel.load(Relaxed),
             counts: self.counts(),
         }
+    }
+
+    /// Notes whether perf has events here, and whether branches are recorded for any of them.
+    pub(crate) fn note_events(&self, has_events: bool, has_records: bool) {
+        self.has_events.store(has_events, Relaxed);
+        self.has_records.store(has_records, Relaxed);
     }
 
     /// Returns the number of the observer whose page is registered, or 0. Any vCPU may ask.

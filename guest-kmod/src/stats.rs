@@ -63,6 +63,9 @@ stats! {
     interrupts = c"interrupts",
     /// Interrupts without an overflow of the interrupted thread.
     interrupts_stray = c"interrupts_stray",
+    /// Interrupts and exceptions that the CPU has counted as instructions of user mode, and that
+    /// were subtracted.
+    interrupts_subtracted = c"interrupts_subtracted",
     /// Overflows that were reported at once.
     overflows = c"overflows",
     /// Overflows that were reported when the thread was resumed.

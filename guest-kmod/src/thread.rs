@@ -8,6 +8,7 @@ use shared_abi::count::log_thread;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::read::VcpuSample;
 use shared_abi::ring::RingRequest;
+use shared_abi::slot::bits_of;
 use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage};
 
 use crate::cost;
@@ -16,6 +17,7 @@ use crate::ioctl::{Order, Request};
 use crate::overflow::{Overflows, Signal};
 use crate::publish::Publisher;
 use crate::ring::Ring;
+use crate::surplus::Surplus;
 use crate::vcpu::{Counting, Loaded, ThisVcpu};
 
 mod plain;
@@ -50,6 +52,7 @@ pub struct ThreadPmu {
     /// The sample of the last suspension. It is kept here so that no switch has to clear one.
     end: VcpuSample,
     overflows: Overflows,
+    surplus: Surplus,
     has_ring: bool,
     /// The state of the vCPU on which its configuration was found loaded, if it does not sample.
     loaded: Option<Loaded>,
@@ -76,6 +79,7 @@ impl ThreadPmu {
             start: VcpuSample::default(),
             end: VcpuSample::default(),
             overflows: Overflows::NONE,
+            surplus: Surplus::default(),
             has_ring: false,
             loaded: None,
             vcpu: None,
@@ -164,6 +168,49 @@ impl ThreadPmu {
             cpu.stats.interrupt_instructions.add(instructions);
         }
         signal
+    }
+
+    /// Subtracts an interrupt or an exception by which the thread has left user mode, and which the
+    /// CPU has counted as an instruction; see [`surplus`](crate::surplus). Returns whether it has
+    /// not been subtracted yet. If `is_counted` is false, an instruction has brought the thread to
+    /// the kernel, and nothing is subtracted before the thread has executed in user mode again.
+    ///
+    /// The counters' starts change, and not their sums, since others read the sums alone. The
+    /// thread has counted at least the interrupt since it was resumed, so a start stays at or below
+    /// what the counter has. A counter that samples overflows as much too early as interrupts came
+    /// in its period. That overflow is not confirmed by the count, and so arms it anew; see
+    /// [`interrupt`](Self::interrupt).
+    pub fn interrupted<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &ThisVcpu<'_, K>,
+        is_counted: bool,
+    ) -> bool {
+        if self.running != Running::Active {
+            return false;
+        }
+        let Some(first) = self.surplus.first() else { return false };
+        let Some(slot) = live(&self.order, &self.overflows).get(first..=first) else {
+            return false;
+        };
+        // If the counters cannot be read, the next suspension finds that out, too.
+        if cpu.sample(slot, &mut self.end).is_err() {
+            return false;
+        }
+        let (sum, start) = (self.sums.counter.get(first), self.start.counter.get(first));
+        let (Some(&sum), Some(&start), [now, ..]) = (sum, start, self.end.counter) else {
+            return false;
+        };
+        if !self.surplus.note(log_thread(sum, start, now), is_counted) {
+            return false;
+        }
+        for index in bits_of(self.surplus.counters()) {
+            if let Some(start) = self.start.counter.get_mut(index as usize) {
+                *start = start.wrapping_add(1);
+            }
+        }
+        self.publisher.subtracted(page, self.surplus.counters(), &self.start.counter);
+        true
     }
 
     /// Returns the configuration that the thread needs while it executes. perf adds its events
@@ -487,6 +534,10 @@ impl ThreadPmu {
         self.loaded = None;
         self.tsc = request.tsc;
         self.cost_slot = cost::instruction_counter(&request.config);
+        self.surplus = Surplus::begin(&request.config, &request.order, &self.sums.counter);
+        if request.preserve == 0 {
+            self.publisher.nothing_subtracted(page);
+        }
         self.running = Running::Suspended;
         self.publisher.configured(page, self.order.slots(), self.tsc, &self.sums);
     }

@@ -6,11 +6,12 @@
 
 use shared_abi::hypercall::{
     BRANCHES_MODES, BRANCHES_USER, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
-    FEATURE_PRECISE, FEATURE_USER_BRANCHES, HvAccounting, HvAccounts, HvBranches, HvClock,
-    HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples,
-    HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK,
-    OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
-    OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_INTERRUPTS, FEATURE_PRECISE, FEATURE_USER_BRANCHES, HvAccounting, HvAccounts,
+    HvBranches, HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery, HvRecord,
+    HvRegister, HvSamples, HvShow, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START, OP_ACCOUNTS_STOP,
+    OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ,
+    OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW, OP_STATS,
+    OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -393,7 +394,11 @@ fn features_of(driver: &Driver, rings: Rings) -> u32 {
         _ => 0,
     };
     let is_placed = rings == Rings::Folded && driver.has_precise();
-    branches | if is_placed { FEATURE_PRECISE } else { 0 }
+    let precise = if is_placed { FEATURE_PRECISE } else { 0 };
+    // Those of a guest with folded rings come to the driver, which subtracts them.
+    let are_left = rings == Rings::Hardware && driver.counts_interrupts;
+    let interrupts = if are_left { FEATURE_INTERRUPTS } else { 0 };
+    branches | precise | interrupts
 }
 
 fn list_domains(caller: &mut impl Caller, bytes: &mut [u8]) -> Result<bool, Errno> {

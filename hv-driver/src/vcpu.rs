@@ -6,7 +6,7 @@
 //! now - start`) when the vCPU is switched out, when the guest leaves the mode, and when the
 //! configuration changes. The driver never writes a counter that only accumulates (a-mode).
 
-use shared_abi::arch::{CLOCK_MASK, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::arch::{CLOCK_MASK, EVNTSEL_OS, EVNTSEL_USR, is_instruction};
 use shared_abi::count::phys_star;
 use shared_abi::hypercall::{
     HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvBranches, HvPlace,
@@ -402,7 +402,7 @@ impl Vcpu {
         vector: u8,
     ) {
         let counted = self.counts_interrupts & self.running;
-        if counted != 0 && !arch::is_instruction(vector) {
+        if counted != 0 && !is_instruction(vector) {
             self.take_back(cpu, page, counted, Surplus::Counted);
         }
     }

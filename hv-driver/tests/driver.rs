@@ -17,12 +17,12 @@ use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     BRANCHES_KINDS, BRANCHES_USER, DOMAINS_MAX, FEATURE_BRANCHES, FEATURE_COST, FEATURE_ENABLED,
-    FEATURE_USER_BRANCHES, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvAccounting,
-    HvAccounts, HvBranches, HvClock, HvDomain, HvDomains, HvLoad, HvPlace, HvProfile, HvQuery,
-    HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ, OP_ACCOUNTS_START,
-    OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_GO_ON, OP_LOAD, OP_PLACE,
-    OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW,
-    OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    FEATURE_INTERRUPTS, FEATURE_USER_BRANCHES, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO,
+    HOOK_TOGGLE, HvAccounting, HvAccounts, HvBranches, HvClock, HvDomain, HvDomains, HvLoad,
+    HvPlace, HvProfile, HvQuery, HvRecord, HvRegister, HvSamples, HvStats, OP_ACCOUNTS_READ,
+    OP_ACCOUNTS_START, OP_ACCOUNTS_STOP, OP_BRANCHES, OP_CLOCK, OP_DOMAIN, OP_DOMAINS, OP_GO_ON,
+    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_RECORD,
+    OP_REGISTER, OP_SHOW, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1738,6 +1738,21 @@ mod requests {
         query.abi_major += 1;
         assert_eq!(refused(OP_QUERY, query.as_bytes()), Errno::PROTO);
         assert_eq!(refused(OP_QUERY, &query.as_bytes()[1..]), Errno::INVAL);
+    }
+
+    #[test]
+    fn a_guest_with_a_kernel_of_its_own_is_told_that_it_has_to_subtract_interrupts() {
+        let tenant = Guest { rings: Rings::Hardware, ..Guest::pv() };
+        for (driver, guest, is_told) in [
+            (driver(), tenant, false),
+            (driver_that_counts_interrupts(), tenant, true),
+            (driver_that_counts_interrupts(), Guest::pv(), false),
+        ] {
+            let mut query = HvQuery { abi_major: ABI_MAJOR.into(), ..HvQuery::default() };
+            let mut domain = Domain { guest: Some(guest), ..Domain::new() };
+            assert_eq!(serve(&driver, &mut domain, OP_QUERY, query.as_mut_bytes()), Ok(true));
+            assert_eq!(query.features & FEATURE_INTERRUPTS != 0, is_told, "{guest:?}");
+        }
     }
 
     #[test]

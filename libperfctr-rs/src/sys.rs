@@ -12,8 +12,8 @@ use std::time::Duration;
 use perf_event_open_sys as perf;
 use shared_abi::ioctl::{
     Control, CpuState, Create, DEVICE_PATH, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ,
-    IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
-    IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_UNLINK, Info, Sums,
+    IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_INTERRUPTS, IOC_OPEN, IOC_READ,
+    IOC_READ_CONTROL, IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_UNLINK, Info, Sums,
 };
 use shared_abi::ring::RingRequest;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -126,6 +126,10 @@ impl Device {
 
     pub fn sums(&self) -> io::Result<Sums> {
         self.ioctl_read(IOC_READ)
+    }
+
+    pub fn interrupts(&self) -> io::Result<u64> {
+        self.ioctl_read(IOC_INTERRUPTS)
     }
 
     pub fn read_control(&self) -> io::Result<Control> {

@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0xc
-#define PERFCTR_ABI_WORD 0xc0002
+#define PERFCTR_ABI_MINOR 0xd
+#define PERFCTR_ABI_WORD 0xd0002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -107,6 +107,7 @@ typedef int32_t __s32;
 #define PERFCTR_FEATURE_BRANCHES 0x4
 #define PERFCTR_FEATURE_PRECISE 0x8
 #define PERFCTR_FEATURE_USER_BRANCHES 0x10
+#define PERFCTR_FEATURE_INTERRUPTS 0x20
 #define PERFCTR_BRANCHES_USER 0x1
 #define PERFCTR_BRANCHES_KERNEL 0x2
 #define PERFCTR_BRANCHES_CONDITIONAL 0x4
@@ -134,6 +135,7 @@ typedef int32_t __s32;
 #define PERFCTR_IOC_RESUME 0xd047
 #define PERFCTR_IOC_RING 0x4020d048
 #define PERFCTR_IOC_RING_TAKE 0x4008d049
+#define PERFCTR_IOC_INTERRUPTS 0x8008d04a
 #define PERFCTR_SIGNAL_CODE 0x50
 #define PERFCTR_CONTROL_TSC 0x1
 #define PERFCTR_CONTROL_CLOEXEC 0x2
@@ -229,7 +231,8 @@ struct perfctr_thread_page {
 	__u64 migrations;
 	__u64 ring_written;
 	__u64 ring_lost;
-	__u64 reserved_head[5];
+	__u64 interrupts;
+	__u64 reserved_head[4];
 	struct perfctr_thread_slot slots[18];
 	__u64 reserved_tail[424];
 };
@@ -249,7 +252,8 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, switches) == 56);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, migrations) == 64);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, ring_written) == 72);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, ring_lost) == 80);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_head) == 88);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, interrupts) == 88);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_head) == 96);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, slots) == 128);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_tail) == 704);
 

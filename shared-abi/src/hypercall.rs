@@ -169,6 +169,10 @@ pub const FEATURE_PRECISE: u32 = 1 << 3;
 /// [`HvQuery::features`]: the hypervisor can record the caller's branches of user mode, but not
 /// those of its kernel, see [`OP_RECORD`].
 pub const FEATURE_USER_BRANCHES: u32 = 1 << 4;
+/// [`HvQuery::features`]: the CPUs count each interrupt and each exception that the caller's kernel
+/// takes as one more instruction of the code that it interrupts, and the hypervisor does not
+/// subtract them.
+pub const FEATURE_INTERRUPTS: u32 = 1 << 5;
 
 /// Argument of [`OP_QUERY`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -12,6 +12,7 @@
 //! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` the counters are unlinked, or the caller may not operate their thread |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
+//! | [`IOC_INTERRUPTS`] | `u64`, out: [`ThreadPage::interrupts`](crate::ThreadPage) | `EINVAL` not bound |
 //! | [`IOC_RESUME`] | - | `EPERM` no overflow has paused the counters; `ESRCH` the counters are unlinked, or the caller may not operate their thread |
 //! | [`IOC_RING`] | [`RingRequest`] | `EINVAL` no such size, or not bound; `ESRCH` the counters are unlinked; `EPERM` the counters belong to another thread than the caller; `EBUSY` they count; `EEXIST` the thread has a ring; `ENOSPC` all rings of its user together exceed `RLIMIT_MEMLOCK`; `ENOMEM` |
 //! | [`IOC_RING_TAKE`] | `u64`: number of records taken since the ring was made | `EINVAL` fewer than before, or more than were written; `ENXIO` no ring |
@@ -77,6 +78,9 @@ pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
 pub const IOC_RING: u32 = ioc(WRITE, 0x48, size_of::<RingRequest>());
 /// The caller says how many records of the ring it has taken. The module reuses their places.
 pub const IOC_RING_TAKE: u32 = ioc(WRITE, 0x49, size_of::<u64>());
+/// The caller reads how many interrupts and exceptions were subtracted from the thread's counters
+/// of user-mode instructions. What the hardware has counted is the sum and this number.
+pub const IOC_INTERRUPTS: u32 = ioc(READ, 0x4a, size_of::<u64>());
 /// The caller sets what one CPU counts, whatever thread executes on it. Its sums start from 0.
 pub const IOC_CPU_CONTROL: u32 = ioc(WRITE, 0x50, size_of::<CpuState>());
 /// Counting starts on all CPUs for which something was set.

@@ -96,7 +96,7 @@ const fn row(
 }
 
 /// The table of all requests.
-pub const REQUESTS: [Request; 14] = {
+pub const REQUESTS: [Request; 15] = {
     use Access::{Reads, Writes};
     use Argument::{Control, CpuControl, CpuRead, Create, ForObject, None, Ring};
     use Binding::{Any, Bound, Unbound};
@@ -110,6 +110,7 @@ pub const REQUESTS: [Request; 14] = {
         row(ioctl::IOC_CREATE, Writes, Unbound, Operator, Create),
         row(ioctl::IOC_OPEN, Reads, Unbound, Operator, Create),
         row(ioctl::IOC_READ_CONTROL, Reads, Bound, Holder, None),
+        row(ioctl::IOC_INTERRUPTS, Reads, Bound, Holder, None),
         row(ioctl::IOC_UNLINK, Writes, Bound, Operator, None),
         row(ioctl::IOC_RING, Writes, Bound, Thread, Ring),
         row(ioctl::IOC_CPU_CONTROL, Writes, Any, Supervisor, CpuControl),

@@ -86,8 +86,12 @@ pub struct ThreadPage {
     pub ring_written: AtomicU64,
     /// W: guest kernel, unit: records. Number of records that were lost because the ring was full.
     pub ring_lost: AtomicU64,
+    /// W: guest kernel, unit: interrupts. How many interrupts and exceptions, which the CPU has
+    /// counted as instructions, were subtracted from each counter that counts the instructions of
+    /// user mode alone. It starts from 0 with every control that preserves no counter.
+    pub interrupts: AtomicU64,
     /// W: guest kernel. Always 0.
-    pub reserved_head: [AtomicU64; 5],
+    pub reserved_head: [AtomicU64; 4],
     /// W: guest kernel. The virtual counters, in the order in which the thread listed them.
     pub slots: [ThreadSlot; MAX_COUNTERS],
     /// W: guest kernel. Always 0.
@@ -110,7 +114,8 @@ shared_layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
     64 migrations: "__u64",
     72 ring_written: "__u64",
     80 ring_lost: "__u64",
-    88 reserved_head: "__u64" [5],
+    88 interrupts: "__u64",
+    96 reserved_head: "__u64" [4],
     128 slots: "struct perfctr_thread_slot" [MAX_COUNTERS],
     704 reserved_tail: "__u64" [424],
 });
@@ -139,6 +144,7 @@ impl Default for ThreadPage {
             migrations: AtomicU64::default(),
             ring_written: AtomicU64::default(),
             ring_lost: AtomicU64::default(),
+            interrupts: AtomicU64::default(),
             reserved_head: Default::default(),
             slots: Default::default(),
             reserved_tail: core::array::from_fn(|_| AtomicU64::default()),

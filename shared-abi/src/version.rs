@@ -35,7 +35,8 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 2.10 | [`OP_SHOW`](crate::hypercall::OP_SHOW); a hypervisor without it answers `EINVAL` |
 /// | 2.11 | [`OP_CLOCK`](crate::hypercall::OP_CLOCK); a hypervisor without it answers `EINVAL` |
 /// | 2.12 | [`FEATURE_USER_BRANCHES`](crate::hypercall::FEATURE_USER_BRANCHES): [`OP_RECORD`](crate::hypercall::OP_RECORD) for user mode only |
-pub const ABI_MINOR: u16 = 12;
+/// | 2.13 | [`FEATURE_INTERRUPTS`](crate::hypercall::FEATURE_INTERRUPTS), [`IOC_INTERRUPTS`](crate::ioctl::IOC_INTERRUPTS) and [`ThreadPage::interrupts`](crate::ThreadPage) |
+pub const ABI_MINOR: u16 = 13;
 
 /// The word that pages carry, with the major in its low half and the minor in its high half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;

@@ -213,6 +213,9 @@ pub struct Run {
     /// The number of programs that could not be counted, because they have rights that the caller
     /// lacks.
     unobserved: u32,
+    /// The number of interrupts and exceptions that the CPU has counted as instructions, and that
+    /// the guest's kernel has subtracted from the counts of user mode.
+    interrupts: u64,
 }
 
 /// Runs `perfctr stat`.

@@ -38,6 +38,7 @@ pub fn run(
         counts: totals.iter().map(estimate).collect(),
         threads: Vec::new(),
         unobserved: 0,
+        interrupts: 0,
     })
 }
 

@@ -78,6 +78,7 @@ struct RunDocument {
     time_ns: u64,
     counts: Vec<u64>,
     unobserved: u32,
+    interrupts: u64,
     threads: Vec<ThreadDocument>,
 }
 
@@ -103,6 +104,7 @@ impl RunDocument {
             time_ns: run.time.as_nanos() as u64,
             counts: run.counts.iter().map(|count| count.value).collect(),
             unobserved: run.unobserved,
+            interrupts: run.interrupts,
             threads: threads.collect(),
         }
     }
@@ -283,6 +285,11 @@ fn table(
     if unobserved > 0 {
         lines.push(format!("{unobserved:>20}  threads or programs that could not be counted"));
     }
+    let interrupts: u64 = runs.iter().map(|run| run.interrupts).sum();
+    if interrupts > 0 {
+        let means = "interrupts that the CPU counted as instructions, subtracted";
+        lines.push(format!("{:>20}  {means}", grouped(interrupts)));
+    }
     lines.join("\n") + "\n"
 }
 
@@ -324,6 +331,7 @@ mod tests {
             counts: values.map(|value| Count { value, share: 1.0 }).to_vec(),
             threads: vec![thread(7, [1, 2])],
             unobserved: 0,
+            interrupts: 0,
         }
     }
 
@@ -406,6 +414,21 @@ mod tests {
             |number| Some(format!("{number}  threads or programs that could not be counted"));
         assert_eq!(note_of([0, 0]), None);
         assert_eq!([note_of([2, 0]), note_of([0, 3]), note_of([2, 3])], [2, 3, 5].map(expected));
+    }
+
+    #[test]
+    fn what_was_subtracted_is_told_of_all_runs() {
+        let options = options(&["-e", "instructions:u,cycles:u", "a"]);
+        let last_line = |interrupts: [u64; 2]| {
+            let runs = interrupts.map(|interrupts| Run { interrupts, ..run([10, 4]) });
+            let text = table(&options, "native", &Summary::all(&options.event, &runs), &[], &runs);
+            text.lines().last().unwrap().trim().to_owned()
+        };
+        let told = "5  interrupts that the CPU counted as instructions, subtracted";
+        assert_eq!(last_line([2, 3]), told);
+        assert!(last_line([0, 0]).ends_with("seconds executed"));
+        let document = RunDocument::of(&Run { interrupts: 7, ..run([10, 4]) }, false);
+        assert_eq!(document.interrupts, 7);
     }
 
     #[test]

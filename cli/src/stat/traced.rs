@@ -27,12 +27,13 @@ pub fn run(
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
-    let mut counting = Counting { events, control, tsc_khz, ended: Vec::new(), intervals };
+    let mut counting =
+        Counting { events, control, tsc_khz, ended: Vec::new(), interrupts: 0, intervals };
     let Followed { status, elapsed, unobserved } = tracer::run(target, &mut counting, signals)?;
     let counts = counting.counts(&HashMap::new())?;
-    let threads = counting.ended;
+    let (threads, interrupts) = (counting.ended, counting.interrupts);
     let time = threads.iter().map(|thread| thread.time).sum();
-    Ok(Run { status, elapsed, time, counts, threads, unobserved })
+    Ok(Run { status, elapsed, time, counts, threads, unobserved, interrupts })
 }
 
 struct Counting<'a, 'b> {
@@ -40,6 +41,8 @@ struct Counting<'a, 'b> {
     control: &'a Control,
     tsc_khz: u32,
     ended: Vec<Thread>,
+    /// See [`Run`].
+    interrupts: u64,
     intervals: Option<&'a mut Intervals<'b>>,
 }
 
@@ -105,6 +108,8 @@ impl Observer for Counting<'_, '_> {
         let Counters { device, name, .. } = counters;
         let (counts, sums) =
             counts.with_context(|| format!("thread {pid} ({name}) has no counts"))?;
+        // An older module subtracts none, and does not know the request.
+        self.interrupts += device.interrupts().unwrap_or(0);
         // A thread that continues does so without counters. One that has ended has none.
         let _ = device.unlink();
         let time = Duration::from_secs_f64(sums.tsc as f64 / f64::from(self.tsc_khz) / 1e3);

@@ -21,6 +21,8 @@ unsafe extern "C" {
 
 /// An action that a vCPU does with interrupts disabled.
 pub enum Call<'a> {
+    /// It does nothing, which a vCPU that is offline cannot do.
+    Nothing,
     /// It stops its counters if nobody counts.
     StopIfIdle,
     /// It unregisters its page if nobody needs the page.

@@ -20,6 +20,7 @@ pub extern "C" fn perfctr_core_called(
     mut present: Present<'_>,
 ) {
     match call {
+        Call::Nothing => return,
         Call::StopIfIdle => vcpu.cpu().stop_if_idle(&COUNTING),
         Call::HideIfUnwatched => vcpu.hide_if_unwatched(),
         // If the hypervisor refuses, the page stays noted as registered.

@@ -23,7 +23,6 @@ unsafe extern "C" {
     /// Keeps CPUs from coming online or going offline; sleeps.
     fn cpus_read_lock();
     fn cpus_read_unlock();
-    fn perfctr_glue_cpu_is_online(cpu: u32) -> bool;
     /// Makes counters that belong to root and are not linked. Returns null if there is no memory.
     fn perfctr_glue_counters_new() -> *mut c_void;
     fn perfctr_glue_counters_free(counters: *mut c_void);
@@ -118,10 +117,7 @@ fn vcpu_of(cpu: u32) -> Result<&'static VcpuObject, Errno> {
 /// [`Admission::cpu_set`].
 fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
     let (vcpu, caps) = (vcpu_of(state.cpu)?, pmu()?);
-    // SAFETY: C only looks up whether this possible CPU is online.
-    if !unsafe { perfctr_glue_cpu_is_online(vcpu.number) } {
-        return Err(Errno::INVAL);
-    }
+    Call::Nothing.on(vcpu).map_err(|_| Errno::INVAL)?;
     // SAFETY: C sleeps, and this caller may sleep, since it holds only a mutex.
     let counters = unsafe { perfctr_glue_counters_new() };
     // SAFETY: the pointer is null, or points to a new object that C frees only when it is given
@@ -264,6 +260,19 @@ impl OnVcpu<'_> {
         // interrupts are disabled.
         let mut own = unsafe { OnThread::new(counters) };
         self.cpu().stop_cpu_wide(own.pmu(), &COUNTING);
+    }
+
+    /// Subtracts an interrupt of user mode from this CPU's counters, if it counts CPU-wide; see
+    /// [`ThreadPmu::interrupted`](guest_kmod::ThreadPmu::interrupted).
+    pub(crate) fn interrupted_cpu_wide(&mut self, is_counted: bool) -> bool {
+        // SAFETY: the counters are freed only after each CPU was called to stop.
+        let Some(counters) = (unsafe { self.object().cpu_wide.running.get().as_ref() }) else {
+            return false;
+        };
+        // SAFETY: these are this CPU's counters, with which it counts, and interrupts are disabled.
+        let mut own = unsafe { OnThread::new(counters) };
+        let (pmu, page) = own.pmu();
+        pmu.interrupted(page, &self.cpu(), is_counted)
     }
 
     /// Reads this CPU's counters. The caller of this CPU holds the mutex of the CPUs.

@@ -22,6 +22,7 @@ mod requests;
 mod restore;
 mod ring;
 mod shown;
+mod surplus;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -33,7 +34,7 @@ mod x86;
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::overflow::Signal;
@@ -49,6 +50,7 @@ use cpu_wide::CpuWide;
 use memory::{alloc_page, free_page};
 use on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep, Present};
 use requests::Caller;
+use ring::report;
 use shown::executing;
 use users::User;
 
@@ -158,6 +160,13 @@ impl ThreadObject {
         // SAFETY: nobody else reads or writes the control while C holds the mutex.
         unsafe { *self.control.get() = Control { preserve: 0, ..*control } };
     }
+
+    /// Returns how many interrupts were subtracted from the thread's counts. Anybody may ask.
+    fn interrupts(&self) -> u64 {
+        // SAFETY: the page is freed only together with the object.
+        let page = unsafe { &*self.page };
+        page.interrupts.load(Relaxed)
+    }
 }
 
 /// Converts a return value of C's, which is 0 or a negative error number.
@@ -173,7 +182,7 @@ fn to_return(result: Result<(), Errno>) -> c_int {
 }
 
 /// Bytes of a thread object. With the memory that C has beside it, it fits the allocator's 2 KiB.
-pub const THREAD_BYTES: usize = 1_928;
+pub const THREAD_BYTES: usize = 1_944;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object for a user, and takes over the caller's reference to the user.
@@ -241,22 +250,29 @@ pub extern "C" fn perfctr_core_switch_out_measured(mut thread: OnThread<'_>, mut
 }
 
 /// Handles the virtual interrupt of an overflow; see [`ThreadPmu::interrupt`].
+///
+/// It reports the overflow to the thread that executes, if it is that thread's.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
+pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) {
     let mut cpu = vcpu.cpu();
     let signal = present.on_thread().and_then(|mut thread| {
         let (pmu, page) = thread.pmu();
         pmu.interrupt(page, &mut cpu)
     });
     cpu.count_interrupt(signal.is_some());
-    pack(signal)
+    report(&mut present, vcpu, signal);
 }
 
-/// Returns the report to the thread after an ioctl; see [`ThreadPmu::report`] and `pack`.
+/// Reports to the thread that executes what was noticed while something else was done.
+///
+/// See [`ThreadPmu::report`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_report(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) -> u64 {
-    let (pmu, page) = thread.pmu();
-    pack(pmu.report(page, &mut vcpu.cpu()))
+pub extern "C" fn perfctr_core_report(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) {
+    let signal = present.on_thread().and_then(|mut thread| {
+        let (pmu, page) = thread.pmu();
+        pmu.report(page, &mut vcpu.cpu())
+    });
+    report(&mut present, vcpu, signal);
 }
 
 /// Stops the thread's counters; see [`ThreadPmu::stop`].

@@ -7,9 +7,11 @@ use core::ffi::{CStr, c_char, c_int};
 use core::iter::successors;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicPtr};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr};
 
-use guest_kmod::handshake::{caps, first_handshake, handshake_again};
+use guest_kmod::handshake::{
+    caps, first_handshake, handshake_again, has_driver, subtracts_interrupts,
+};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::{Errno, PmuCaps, VcpuPage};
 
@@ -63,8 +65,19 @@ pub(crate) fn pmu() -> Result<PmuCaps, Errno> {
     caps(answer()?).ok_or(Errno::NODEV)
 }
 
+/// Whether interrupts are subtracted, by the hypervisor's last answer.
+static SUBTRACTS: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether the module subtracts interrupts that the CPUs count as instructions.
+pub(crate) fn subtracts() -> bool {
+    // ATOMICS: no other memory depends on the answer.
+    SUBTRACTS.load(Relaxed)
+}
+
 fn ask_again() -> Result<(), Errno> {
-    handshake_again(&Host, answer()?)
+    let now = handshake_again(&Host, answer()?)?;
+    SUBTRACTS.store(subtracts_interrupts(&now), Relaxed);
+    Ok(())
 }
 
 /// Asks the hypervisor when the module is loaded. Returns 0 or an error; see [`first_handshake`].
@@ -74,6 +87,7 @@ fn ask_again() -> Result<(), Errno> {
 pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -> c_int {
     match first_handshake(&Host, cpus) {
         Ok(query) => {
+            SUBTRACTS.store(subtracts_interrupts(&query), Relaxed);
             // SAFETY: C calls this once, before anything else of the module can read the answer.
             unsafe { *ANSWER.0.get() = Some(query) };
             0
@@ -83,6 +97,12 @@ pub extern "C" fn perfctr_core_handshake(cpus: u32, found: &mut *const c_char) -
             unsuitable.errno.to_return()
         }
     }
+}
+
+/// Returns whether the hypervisor has a driver at all.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_has_driver() -> bool {
+    has_driver(&Host)
 }
 
 /// Asks the hypervisor again. Returns 0 or an error; see [`handshake_again`].

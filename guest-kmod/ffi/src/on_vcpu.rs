@@ -48,6 +48,11 @@ impl<'a> OnVcpu<'a> {
         }
     }
 
+    /// Lends the right.
+    pub(crate) fn lent(&mut self) -> OnVcpu<'_> {
+        OnVcpu { object: self.object, here: PhantomData }
+    }
+
     /// Suspends the counters of the thread that executes here, if it has any.
     pub(crate) fn suspend(&mut self, present: &mut Present<'_>) {
         if let Some(mut thread) = present.on_thread() {

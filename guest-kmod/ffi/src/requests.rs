@@ -9,7 +9,7 @@ use guest_kmod::mapping::{Mappable, Mapped, Mapping, may_map};
 use guest_kmod::policy::{Rights, may_lock};
 use guest_kmod::requests::{Descriptor, GuestFacts, admit, info, judge};
 use shared_abi::Errno;
-use shared_abi::ioctl::{Control, IOC_CONTROL, IOC_RESUME, Info};
+use shared_abi::ioctl::{Control, IOC_CONTROL, IOC_INTERRUPTS, IOC_RESUME, IOC_RING_TAKE, Info};
 use shared_abi::requests::ARGUMENT_BYTES_MAX;
 
 use crate::machine::{answer, pmu};
@@ -139,6 +139,25 @@ pub extern "C" fn perfctr_core_info(
     out: &mut Info,
 ) -> c_int {
     to_return(answer().map(|query| *out = info(query, vcpus, cpu_signature, tsc_khz)))
+}
+
+/// Serves `IOC_RING_TAKE` and `IOC_INTERRUPTS` of anybody, whose argument is a word.
+///
+/// Returns 0 or an error; see [`Ring::take`](guest_kmod::Ring::take).
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_serve_word(
+    thread: &ThreadObject,
+    number: u32,
+    word: &mut u64,
+) -> c_int {
+    match number {
+        IOC_RING_TAKE => to_return(thread.ring.take(*word)),
+        IOC_INTERRUPTS => {
+            *word = thread.interrupts();
+            0
+        }
+        _ => Errno::NOTTY.to_return(),
+    }
 }
 
 /// Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.

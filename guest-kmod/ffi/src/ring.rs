@@ -10,7 +10,7 @@ use guest_kmod::{Reporter, Ring, ThreadPmu};
 use shared_abi::ThreadPage;
 use shared_abi::ring::RingRequest;
 
-use crate::on_vcpu::{OnThread, OnVcpu};
+use crate::on_vcpu::{OnThread, OnVcpu, Present};
 use crate::{ThreadObject, to_return, unpack};
 
 unsafe extern "C" {
@@ -36,6 +36,13 @@ pub extern "C" fn perfctr_core_report_overflows(
     overflows: u64,
 ) {
     if let Some(found) = unpack(overflows) {
+        Reporting { thread, vcpu }.report(found);
+    }
+}
+
+/// Reports what was found, if anything, to the thread that executes; see [`Reporter::report`].
+pub(crate) fn report(present: &mut Present<'_>, vcpu: OnVcpu<'_>, found: Option<Signal>) {
+    if let Some((thread, found)) = present.on_thread().zip(found) {
         Reporting { thread, vcpu }.report(found);
     }
 }
@@ -115,12 +122,6 @@ pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, ro
         found += 1;
     }
     found
-}
-
-/// Serves `IOC_RING_TAKE` of anybody; see [`Ring::take`](guest_kmod::Ring::take).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_ring_take(thread: &ThreadObject, taken: u64) -> c_int {
-    to_return(thread.ring.take(taken))
 }
 
 /// Returns whether the ring is full to its watermark. Anybody may ask; see

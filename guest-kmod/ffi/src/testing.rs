@@ -666,7 +666,7 @@ extern "C" fn perfctr_glue_present(present: *mut Subject) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_watch_begin() -> c_int {
+extern "C" fn perfctr_glue_watch_begin(_interrupts: bool) -> c_int {
     0
 }
 
@@ -711,11 +711,6 @@ extern "C" fn cpus_read_lock() {}
 
 #[unsafe(no_mangle)]
 extern "C" fn cpus_read_unlock() {}
-
-#[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
-    Fake::with(|fake| fake.vcpus[cpu as usize].get().is_online)
-}
 
 /// Makes counters of root.
 #[unsafe(no_mangle)]

@@ -15,8 +15,9 @@ use shared_abi::{Errno, VcpuPage};
 use crate::cpu_wide::{CpuWide, threads};
 use crate::machine::{add_vcpu, keep_page, log, may_come_online, remove_vcpu, vcpus};
 use crate::memory::{alloc, alloc_page, free, free_page};
-use crate::on_vcpu::{OnVcpu, Present};
-use crate::{Linux, VcpuObject, from_return, to_return};
+use crate::on_vcpu::{OnVcpu, Present, perfctr_core_switch_in};
+use crate::ring::report;
+use crate::{Linux, VcpuObject, from_return, to_return, unpack};
 
 /// Makes a possible vCPU. Returns null if there is no memory.
 ///
@@ -91,14 +92,17 @@ pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Pre
     vcpu.take_offline();
 }
 
-/// Does what is needed when the machine has slept, on its first vCPU.
+/// Does what is needed when the machine has slept. `present` executes on its first vCPU.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_vcpu_wake(mut vcpu: OnVcpu<'_>) {
+pub extern "C" fn perfctr_core_vcpu_wake(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
     vcpu.object().bound.set(Ok(()));
     // If the hypervisor refuses, the kernel's log has the reason, and threads get the error.
     let _ = vcpu.bring_online(LocalVcpu::come_online);
     // What the hypervisor refuses is asked for again when perf enables its PMU.
     let _ = vcpu.page_changed();
+    let resumed =
+        present.on_thread().map_or(0, |thread| perfctr_core_switch_in(thread, vcpu.lent()));
+    report(&mut present, vcpu, unpack(resumed));
 }
 
 impl OnVcpu<'_> {

@@ -8,13 +8,15 @@ use guest_kmod::watch::{Activity, StopTimer, Watch};
 
 use crate::COUNTING;
 use crate::call::Call;
-use crate::machine::vcpus;
+use crate::machine::{subtracts, vcpus};
 use crate::observers::{is_counting, is_shown, registered_observer};
 use crate::on_vcpu::OnVcpu;
 
 unsafe extern "C" {
     /// Has the kernel call the module at every switch. Returns 0, or an error.
-    fn perfctr_glue_watch_begin() -> c_int;
+    ///
+    /// If `interrupts`, it also calls the module where it traces interrupts and exceptions.
+    fn perfctr_glue_watch_begin(interrupts: bool) -> c_int;
     /// Schedules a call of [`perfctr_core_stop_if_idle`], if nobody counts. Does not sleep.
     ///
     /// The call comes after [`perfctr_core_stop_delay`] milliseconds. A call that is already
@@ -32,7 +34,7 @@ static STOP_TIMER: StopTimer = StopTimer::new();
 pub extern "C" fn perfctr_core_watch_join() -> c_int {
     if WATCH.must_begin() {
         // SAFETY: C holds the lock that this call needs.
-        let error = unsafe { perfctr_glue_watch_begin() };
+        let error = unsafe { perfctr_glue_watch_begin(subtracts()) };
         if error != 0 {
             return error;
         }

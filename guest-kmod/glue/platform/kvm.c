@@ -82,6 +82,9 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 
 	if (!line->handler)
 		return NMI_DONE;
+	/* In user mode the NMI interrupts nothing of this module. */
+	if (user_mode(regs))
+		perfctr_traced(regs, 0);
 	/*
 	 * The entry is unmasked before the core looks at the page, because an
 	 * overflow after that look has to interrupt again. If the NMI has
@@ -138,7 +141,6 @@ static void off_restore(void)
 
 const struct perfctr_platform perfctr_kvm = {
 	.name = "KVM",
-	.interrupts_by_work = true,
 	.hypercall = hypercall,
 	.bind = bind,
 	.unbind = unbind,

@@ -31,18 +31,11 @@ static irq_handler_t perfctr_handler;
  * A Xen without the driver lets only the first vCPU bind this interrupt, and
  * where it refuses Linux crashes. A domain can be restored on such a Xen.
  */
-static bool has_driver(void)
-{
-	struct perfctr_hv_query query = { .abi_major = PERFCTR_ABI_MAJOR };
-
-	return hypercall(PERFCTR_OP_QUERY, &query, sizeof(query)) != -ENOSYS;
-}
-
 static int bind(unsigned int cpu, irq_handler_t handler)
 {
 	int *irq = per_cpu_ptr(&perfctr_irq, cpu);
 
-	if (!has_driver())
+	if (!perfctr_core_has_driver())
 		return -ENOSYS;
 	perfctr_handler = handler;
 	*irq = bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,

@@ -4,7 +4,7 @@
 
 use core::ffi::CStr;
 
-use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
+use shared_abi::hypercall::{FEATURE_ENABLED, FEATURE_INTERRUPTS, HvQuery};
 use shared_abi::limits::MAX_VCPUS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Errno, PmuCaps};
@@ -32,6 +32,11 @@ pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
         return Err(Errno::PERM);
     }
     Ok(answer)
+}
+
+/// Returns whether the hypervisor has a driver at all.
+pub fn has_driver(kernel: &impl Hypervisor) -> bool {
+    handshake(kernel).err() != Some(Errno::NOSYS)
 }
 
 /// The reason for which the module is not loaded.
@@ -68,14 +73,20 @@ fn meaning_of_refusal(errno: Errno) -> &'static CStr {
     }
 }
 
-/// Asks again after the domain was restored, perhaps on another host.
+/// Asks again after the domain was restored, perhaps on another host. Returns the answer.
 ///
 /// # Errors
 ///
 /// Those of [`handshake`]; `STALE` if the counters are not those of `before`.
-pub fn handshake_again(kernel: &impl Hypervisor, before: &HvQuery) -> Result<(), Errno> {
+pub fn handshake_again(kernel: &impl Hypervisor, before: &HvQuery) -> Result<HvQuery, Errno> {
     let now = handshake(kernel)?;
-    if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::STALE) }
+    if caps(&now) == caps(before) { Ok(now) } else { Err(Errno::STALE) }
+}
+
+/// Returns whether the module has to subtract interrupts and exceptions from its counts, because
+/// the CPUs of this hypervisor count them as instructions.
+pub const fn subtracts_interrupts(answer: &HvQuery) -> bool {
+    answer.features & FEATURE_INTERRUPTS != 0
 }
 
 /// Returns the capabilities in a hypervisor's answer, or `None` if they are impossible.
@@ -102,7 +113,7 @@ mod tests {
     fn a_restored_domain_finds_the_same_counters_or_an_error() {
         let machine = Machine::new();
         let before = answer_of(&machine).unwrap();
-        let again = || handshake_again(&machine.kernel(0), &before);
+        let again = || handshake_again(&machine.kernel(0), &before).map(drop);
         assert_eq!(again(), Ok(()));
         machine.answer.borrow_mut().abi_minor += 1;
         assert_eq!(again(), Ok(()), "a minor only adds");
@@ -118,6 +129,7 @@ mod tests {
         for errno in [Errno::NOSYS, Errno::NODEV, Errno::PROTO] {
             machine.refuse(Some(errno));
             assert_eq!(answer_of(&machine).unwrap_err(), errno);
+            assert_eq!(has_driver(&machine.kernel(0)), errno != Errno::NOSYS);
         }
     }
 

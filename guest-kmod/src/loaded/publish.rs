@@ -3,6 +3,7 @@
 
 use shared_abi::ioctl::Sums;
 use shared_abi::read::{ReadError, read_published};
+use shared_abi::slot::bits_of;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{
     THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_PAUSED, THREAD_TSC,
@@ -84,6 +85,24 @@ impl Publisher {
         for (published, start) in page.slots.iter().zip(counts) {
             published.start.store(*start, Relaxed);
         }
+    }
+
+    /// Publishes that an interrupt was subtracted from these counters of a running thread, by one
+    /// bit for each, and the starts of all counters.
+    pub(crate) fn subtracted(&mut self, page: &ThreadPage, counters: u32, starts: &[u64]) {
+        let _guard = page.seq.write(&mut self.writes);
+        for index in bits_of(counters).map(|index| index as usize) {
+            if let (Some(published), Some(start)) = (page.slots.get(index), starts.get(index)) {
+                published.start.store(*start, Relaxed);
+            }
+        }
+        let before = page.interrupts.load(Relaxed);
+        page.interrupts.store(before.wrapping_add(1), Relaxed);
+    }
+
+    /// Publishes that the counters begin anew, and nothing was subtracted from them.
+    pub(crate) fn nothing_subtracted(&self, page: &ThreadPage) {
+        page.interrupts.store(0, Relaxed);
     }
 
     /// Publishes how often the thread was resumed.

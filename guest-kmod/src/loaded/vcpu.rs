@@ -446,6 +446,11 @@ impl<'a, K: Kernel> ThisVcpu<'a, K> {
         Ok(())
     }
 
+    /// Counts an interrupt that was subtracted from somebody's counts.
+    pub fn count_subtracted(&self) {
+        self.stats.interrupts_subtracted.add(1);
+    }
+
     /// Counts a virtual interrupt. `reported` says whether an overflow of the present thread was
     /// found, which is reported to that thread.
     pub fn count_interrupt(&self, reported: bool) {

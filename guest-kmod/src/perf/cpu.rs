@@ -24,7 +24,15 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     /// `AGAIN` if there is no counter for it now, or nothing can be counted here.
     pub fn add_event(&mut self, event: &EventConfig, kept: Option<&Config>) -> Result<u32, Errno> {
         self.may_load().map_err(|_| Errno::AGAIN)?;
-        self.vcpu.add_event(event, kept.unwrap_or(&Config::NONE))
+        let added = self.vcpu.add_event(event, kept.unwrap_or(&Config::NONE));
+        self.note_events();
+        added
+    }
+
+    /// Publishes for C what events there are.
+    fn note_events(&self) {
+        let events = &self.vcpu.events;
+        self.shown.note_events(!events.is_empty(), events.branches() != 0);
     }
 
     /// Removes an event, at `now` by perf's time. Returns for how long it was stalled since the
@@ -32,6 +40,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     pub fn remove_event(&mut self, index: u32, now: u64) -> u64 {
         let stalled = self.vcpu.events.settle_removed(index, now);
         self.vcpu.events.remove(index);
+        self.note_events();
         stalled
     }
 
@@ -122,6 +131,14 @@ impl<K: Kernel> ThisVcpu<'_, K> {
             }
         }
         stack.fill(&answer);
+    }
+
+    /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
+    /// count it as an instruction. Returns whether it was subtracted from any. The parameter is the
+    /// one of [`ThreadPmu::interrupted`].
+    pub fn interrupted_events(&mut self, is_counted: bool) -> bool {
+        let sampler = self.sampler();
+        self.vcpu.events.interrupted(&sampler, is_counted)
     }
 
     /// Handles the interrupt of an overflow. Returns one bit for each event that has overflowed.

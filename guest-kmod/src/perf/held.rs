@@ -13,6 +13,7 @@ use shared_abi::{Config, Errno, PhysSlot};
 use crate::overflow::interrupt_distance;
 use crate::perf::event::EventConfig;
 use crate::perf::stall::Stall;
+use crate::surplus::is_counted_by;
 
 /// The most events at once, which is the number of counters: perf takes turns if it has more.
 pub(crate) const EVENTS_MAX: usize = MAX_COUNTERS;
@@ -41,6 +42,8 @@ struct Held {
     count: u64,
     /// Its counter's `Phys*` when the event went live or was last advanced.
     start: u64,
+    /// What its counter has gained since it went live, or since an interrupt was last subtracted.
+    gained: u64,
     /// The number of events between overflows, if it samples.
     period: u64,
     /// The number of events to the next overflow. It is below 1 if the event has overflowed and
@@ -60,6 +63,7 @@ impl Held {
             started: false,
             count: 0,
             start: 0,
+            gained: 0,
             period: 0,
             left: i64::MAX,
             place: None,
@@ -99,6 +103,21 @@ impl Held {
         self.start = now;
         self.count = self.count.wrapping_add(more);
         self.left = self.left.wrapping_sub_unsigned(more);
+        self.gained = self.gained.wrapping_add(more);
+    }
+
+    /// Subtracts an interrupt that the CPU has counted as an instruction, unless the counter has
+    /// gained nothing since the last one was subtracted; see [`surplus`](crate::surplus). Returns
+    /// whether it was subtracted. perf may have been given the count already, so what it has not
+    /// been given may be below 0 now.
+    fn interrupted(&mut self, is_counted: bool) -> bool {
+        let gained = core::mem::take(&mut self.gained);
+        let is_new = is_counted && gained != 0 && is_counted_by(self.slot, self.evntsel());
+        if is_new {
+            self.count = self.count.wrapping_sub(1);
+            self.left = self.left.wrapping_add(1);
+        }
+        is_new
     }
 
     /// Returns whether there is an overflow of which perf does not know yet.
@@ -459,7 +478,9 @@ impl Events {
         }
         let mut now = VcpuSample::default();
         if self.sample(vcpu, &mut now) {
-            self.for_each_started(&now, |held, now| held.start = now);
+            // The kernel executes now, so an event has not counted the last interrupt of user mode,
+            // unless an exception is still to be traced by its signal.
+            self.for_each_started(&now, |held, now| (held.start, held.gained) = (now, 0));
             (self.live, self.stalled) = (true, false);
         } else {
             self.mark_stopped();
@@ -471,6 +492,25 @@ impl Events {
         if self.live {
             self.live = self.advance(vcpu);
         }
+    }
+
+    /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
+    /// count it. Returns whether it was subtracted from any. The parameter is that of
+    /// [`ThreadPmu::interrupted`](crate::ThreadPmu::interrupted).
+    pub(crate) fn interrupted(&mut self, vcpu: &impl Sampler, is_counted: bool) -> bool {
+        let counts = |held: &Held| held.started && is_counted_by(held.slot, held.evntsel());
+        if !self.live || !self.iter().any(counts) {
+            return false;
+        }
+        self.advance_live(vcpu);
+        // If the host has stopped the counters, they have not counted the interrupt either.
+        self.live
+            && self
+                .started()
+                .map(|held| held.interrupted(is_counted))
+                .filter(|is_new| *is_new)
+                .count()
+                > 0
     }
 
     /// Adds what each started event has counted. Returns false if the events do not count any more,

@@ -22,6 +22,7 @@ use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
 mod again;
 mod books;
 mod branches;
+mod interrupted;
 mod model;
 mod precise;
 

@@ -17,6 +17,7 @@ use super::*;
 use crate::publish::published;
 use crate::testing::{BRANCHES, FIXED, INSTRUCTIONS, Machine, TestThread, control, counter};
 
+mod interrupted;
 mod stale;
 
 /// Returns the counts, by two ways to read that must agree.
@@ -817,7 +818,7 @@ fn a_page_says_what_it_is_and_whose() {
     ThreadPmu::new(&page, 4_711);
     // Words of the interface's header, in the order of the page.
     let head = [&page.magic, &page.abi, &page.size_bytes, &page.state].map(|w| w.load(Relaxed));
-    assert_eq!(head, [u32::from_le_bytes(*b"PcTh"), 0xc_0002, 704, 0]);
+    assert_eq!(head, [u32::from_le_bytes(*b"PcTh"), 0xd_0002, 704, 0]);
     assert_eq!(page.tid.load(Relaxed), 4_711);
 }
 

@@ -19,6 +19,5 @@ pub use x86::{
     global_bits, slots_of_global,
 };
 pub(crate) use x86::{
-    PreciseRecord, entry_slots, instruction_slots, is_instruction, masks_entry_of_pmu, mode_at,
-    precise_slots,
+    PreciseRecord, entry_slots, instruction_slots, masks_entry_of_pmu, mode_at, precise_slots,
 };

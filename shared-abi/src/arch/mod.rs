@@ -8,6 +8,7 @@
 //! * which events count only their own logical processor ([`events`]);
 //! * the number by which the instruction that reads a counter names it ([`counter_index`],
 //!   [`slot_of_counter_index`]);
+//! * which vectors are those of instructions, and not of interrupts or faults ([`is_instruction`]);
 //! * the width of the clock that counts a thread's time ([`CLOCK_MASK`]);
 //! * how far from its overflow a counter can be preset ([`PRESET_EVENTS_MAX`]).
 //!
@@ -20,6 +21,6 @@ pub use x86::{
     CLOCK_MASK, EVNTSEL_AMD_EVENT_HIGH, EVNTSEL_ANY, EVNTSEL_CMASK, EVNTSEL_EDGE, EVNTSEL_EN,
     EVNTSEL_EVENT_MASK, EVNTSEL_INSTRUCTIONS, EVNTSEL_INT, EVNTSEL_INV, EVNTSEL_OS, EVNTSEL_PC,
     EVNTSEL_QUALIFIERS, EVNTSEL_RINGS, EVNTSEL_USR, PRESET_EVENTS_MAX, counter_index, events,
-    slot_of_counter_index,
+    is_instruction, slot_of_counter_index,
 };
 pub(crate) use x86::{EVNTSEL_EVENT, EVNTSEL_GUEST, EVNTSEL_PRIVILEGED};

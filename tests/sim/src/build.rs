@@ -201,6 +201,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         stop_asked: Cell::new(false),
         user: Cell::default(),
         kernel: Cell::default(),
+        surplus: Cell::default(),
         counts: Cell::new(Counts::Nothing),
         knows: Cell::new(false),
         counted: Cell::default(),

@@ -361,6 +361,14 @@ impl Machine {
         self.close_books_of(index);
     }
 
+    /// Makes the kernel of a vCPU trace an interrupt of user mode, if it counts CPU-wide.
+    pub fn interrupt_cpu_wide(&self, index: usize) {
+        let wide = &self.vcpus[index].cpu_wide;
+        if let Some(pmu) = wide.pmu.borrow_mut().as_mut().filter(|_| wide.counts.get()) {
+            self.with_core(index, |cpu| pmu.interrupted(&wide.page, cpu, true));
+        }
+    }
+
     /// Notes that a vCPU, which has stopped, is offline.
     pub fn cpu_wide_went_offline(&self, index: usize) {
         self.vcpus[index].cpu_wide.asked.set(None);

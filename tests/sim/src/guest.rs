@@ -20,7 +20,7 @@ use shared_abi::version::ABI_MAJOR;
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Level, Life, Machine, without_steps};
+use crate::machine::{Counts, INTERRUPT, Level, Life, Machine, add, without_steps};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
@@ -241,7 +241,11 @@ impl Machine {
     pub fn interrupt(self: Rc<Self>, index: usize, work: Action) {
         let vcpu = &self.vcpus[index];
         if vcpu.current.get().is_some() && !vcpu.kernel_mode.get() {
+            let is_counted = self.interrupt_own_guest(index);
             self.toggle(true);
+            if is_counted {
+                self.subtract_interrupt(index);
+            }
         }
         match work {
             Action::Schedule(next) => self.switch_thread(index, next),
@@ -268,6 +272,27 @@ impl Machine {
             self.toggle(false);
         }
         vcpu.busy.set(false);
+    }
+
+    /// Makes the kernel of a vCPU trace an interrupt of user mode, twice, as Linux may do.
+    fn subtract_interrupt(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        for _ in 0..2 {
+            if let Some(thread) = vcpu.current.get() {
+                let page = &self.threads[thread].page;
+                self.on_thread(index, thread, |pmu, cpu| pmu.interrupted(page, cpu, true));
+            }
+            self.interrupt_cpu_wide(index);
+            self.with_core(index, |cpu| cpu.interrupted_events(true));
+        }
+        // The host may have stopped the counters before they have counted the interrupt, or after
+        // that and before the kernel has traced it. The module cannot tell these apart.
+        if vcpu.counts.get() != Counts::All {
+            let thread = vcpu.current.get().map(|thread| &self.threads[thread].unclear);
+            for unclear in [Some(&vcpu.unclear), thread].into_iter().flatten() {
+                unclear.set(add(unclear.get(), &INTERRUPT));
+            }
+        }
     }
 
     fn take_offline(&self, index: usize) {
@@ -300,7 +325,7 @@ impl Machine {
         }
         let online = match domain.answer.get() {
             Some(before) if restored => {
-                self.here(index).restore(handshake_again(&Linux(self), &before))
+                self.here(index).restore(handshake_again(&Linux(self), &before).map(drop))
             }
             _ => self.here(index).come_online(Ok(())),
         };

@@ -165,8 +165,11 @@ impl Machine {
 
     /// Returns all events of a vCPU so far.
     pub fn events_of(&self, index: usize) -> Events {
-        let (user, kernel) = (self.vcpus[index].user.get(), self.vcpus[index].kernel.get());
-        std::array::from_fn(|kind| user[kind].wrapping_add(kernel[kind]))
+        let vcpu = &self.vcpus[index];
+        let all = [vcpu.user.get(), vcpu.kernel.get(), vcpu.surplus.get()];
+        std::array::from_fn(|kind| {
+            all.iter().fold(0_u64, |sum, events| sum.wrapping_add(events[kind]))
+        })
     }
 
     /// Checks that the driver's own counter holds what has been executed in ring 0.

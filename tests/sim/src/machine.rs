@@ -198,6 +198,9 @@ pub struct Vcpu {
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
     pub kernel: Cell<Events>,
+    /// The interrupts that its kernel has taken and its counters have counted as instructions of
+    /// user mode.
+    pub surplus: Cell<Events>,
     /// Whether its loaded configuration counts.
     pub counts: Cell<Counts>,
     /// Whether its module knows that nothing counts.
@@ -472,7 +475,7 @@ pub fn set_listening(listening: bool) {
 const VMRUN: Events = [1, 1, 0, 0];
 
 /// The events of an interrupt, on CPUs that count it.
-const INTERRUPT: Events = [1, 0, 0, 0];
+pub const INTERRUPT: Events = [1, 0, 0, 0];
 
 /// The events of one instruction that does nothing special.
 const ONE_STEP: Events = [1, 0, 1, 0];
@@ -817,6 +820,20 @@ impl Machine {
         self.take_interrupt_back(index);
     }
 
+    /// Interrupts user mode of the guest that executes here, if its counters count interrupts that
+    /// its own kernel takes. Returns whether they do. The present agent is the guest's kernel.
+    pub fn interrupt_own_guest(&self, index: usize) -> bool {
+        let vcpu = &self.vcpus[index];
+        let counts = self.shape.counts_interrupts && self.domains[vcpu.domain].hardware;
+        if counts {
+            self.enter_or_exit();
+            vcpu.surplus.set(add(vcpu.surplus.get(), &INTERRUPT));
+            let ring = self.ring_of(vcpu, false);
+            self.cpus[self.here.get()].pmu.retire(ring, &INTERRUPT, 1 << vcpu.domain);
+        }
+        counts
+    }
+
     /// Returns whether a guest is being entered here whose counters count the entry. The driver
     /// takes the entry back before the counters count it.
     pub fn enters_here(&self) -> bool {
@@ -900,6 +917,7 @@ impl Machine {
             thread_user: thread.map_or([0; EVENTS], |thread| self.threads[thread].user.get()),
             vcpu_user: self.vcpus[vcpu].user.get(),
             vcpu_kernel: self.vcpus[vcpu].kernel.get(),
+            vcpu_surplus: self.vcpus[vcpu].surplus.get(),
         }
     }
 
@@ -913,7 +931,7 @@ impl Machine {
     }
 }
 
-fn add(mut sum: Events, events: &Events) -> Events {
+pub fn add(mut sum: Events, events: &Events) -> Events {
     for (sum, event) in sum.iter_mut().zip(events) {
         *sum = sum.wrapping_add(*event);
     }

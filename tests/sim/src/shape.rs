@@ -166,8 +166,7 @@ impl Shape {
             }),
             model,
             counts_entries: model.distinguishes_guests() && Rng::new(seed ^ 0x7646).one_in(2),
-            // KVM has no PV guests, whose interrupts the driver knows.
-            counts_interrupts: !kvm && Rng::new(seed ^ 0x1472).one_in(3),
+            counts_interrupts: Rng::new(seed ^ 0x1472).one_in(3),
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
             weights: Weights {

@@ -22,6 +22,9 @@ pub struct Moment {
     pub vcpu_user: Events,
     /// All events of the vCPU in its kernel so far.
     pub vcpu_kernel: Events,
+    /// All interrupts of the vCPU's user mode so far that count as instructions. The module
+    /// subtracts them where only user mode is counted.
+    pub vcpu_surplus: Events,
 }
 
 /// The moments at which somebody last read counters and clock.
@@ -111,7 +114,10 @@ impl Counter {
         match self.rings {
             USR => moment.thread_user[event],
             OS => moment.vcpu_kernel[event],
-            _ => moment.vcpu_user[event].wrapping_add(moment.vcpu_kernel[event]),
+            _ => {
+                let both = moment.vcpu_user[event].wrapping_add(moment.vcpu_kernel[event]);
+                both.wrapping_add(moment.vcpu_surplus[event])
+            }
         }
     }
 

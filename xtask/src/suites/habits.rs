@@ -33,6 +33,16 @@ const SURPLUS_MAX: i64 = 1_000;
 /// The command that counts the program in a tenant, which has no perf. It prints what perf prints.
 const STAT: &str = "/work/perfctr stat --csv -e instructions:u,branches:u -- /work/loop";
 
+/// How often a guest counts what its kernel executes for page faults, and the command. It also
+/// counts the instructions of user mode, from which interrupts are subtracted.
+const TOUCHES: usize = 3;
+const TOUCH: &str = "for run in 1 2 3; do \
+    /work/perfctr stat --csv -e instructions:u,instructions:k,page-faults -- /work/touch 2>&1 | \
+    grep -v instructions:u; done";
+/// An interrupt that is subtracted costs fewer instructions than this: Linux' tracepoint, the
+/// search for the thread's counters, an RDPMC with its check, and a few stores.
+const COST_MAX: f64 = 1_000.0;
+
 /// The command that measures the processor, and prints its findings.
 const SELFTEST: &str = "/work/perfctr selftest --json";
 
@@ -43,6 +53,9 @@ const OF_INTERRUPTS: &str = "interrupts+skid:1-64+spurious:3000";
 /// which the sample is taken, each sample is one later.
 const SKID_MAX: u64 = 64;
 
+/// The driver's options where it is told that interrupts retire.
+const SUBTRACTS: &str = "on,interrupts=counted";
+
 /// Kinds of tenants, by their names for Xen's tools and in the names of tests.
 const TENANTS: [(&str, &str); 2] = [("pvh", "a PVH guest"), ("hvm", "an HVM guest")];
 
@@ -52,8 +65,8 @@ const SKID_OF_PRECISE: u64 = 13;
 /// By how many events RDPMC deviates where that is tested.
 const WINDOW: u64 = 20;
 
-/// Boots three machines, of which two together have most habits. The long tier boots nineteen more.
-/// Three of these are hosts of KVM, and six are Xen with a tenant.
+/// Boots three machines, of which two together have most habits. The long tier boots twenty-four
+/// more. Six of these are hosts of KVM, and eight are Xen with a tenant.
 pub fn run(report: &mut Report) -> Result<()> {
     unknown(report)?;
     let with_habit = svm(report, "vmrun+latched", "vmrun=1 latched=1")?;
@@ -75,9 +88,11 @@ pub fn run(report: &mut Report) -> Result<()> {
     masked(report)?;
     moved(report)?;
     frozen(report)?;
-    entries(report)?;
+    let unwatched = entries(report)?;
+    subtracted_in_kvm(report, unwatched)?;
     for (kind, who) in TENANTS {
-        late_in_tenant(report, kind, who)?;
+        late_in_tenant(report, kind, who, false)?;
+        late_in_tenant(report, kind, who, true)?;
         moved_in_tenant(report, kind)?;
     }
     edges(report)?;
@@ -196,7 +211,7 @@ fn interrupts(report: &mut Report) -> Result<()> {
 fn late(report: &mut Report, who: &str, subtracts: bool) -> Result<()> {
     let then = format!("{SAMPLE}; {SELFTEST}");
     let (driver, found) = match subtracts {
-        true => ("on,interrupts=counted", &["skid", "spurious"][..]),
+        true => (SUBTRACTS, &["skid", "spurious"][..]),
         false => ("on", &["interrupts", "skid", "spurious"][..]),
     };
     let outcome =
@@ -233,15 +248,75 @@ fn in_their_places(report: &mut Report) -> Result<()> {
 /// The tenant's own exceptions and the interrupts that Xen injects do retire there. Each of them is
 /// an instruction and no branch, as in a PV guest. The self-test cannot look for interrupts without
 /// a reason, since only the control domain may ask Xen how many there were.
-fn late_in_tenant(report: &mut Report, kind: &str, who: &str) -> Result<()> {
+fn late_in_tenant(report: &mut Report, kind: &str, who: &str, subtracts: bool) -> Result<()> {
     let runs = format!("{STAT}\n").repeat(RUNS);
     // The self-test's status says that some promise does not hold.
     let text = format!("exec 2>&1\n{runs}{SAMPLE}\n{SELFTEST}\nexit 0\n");
     let program = ("work/loop".to_owned(), pmu::known(pmu::ITERATIONS)?);
     let mut spec = tenants::script_in_tenant(kind, &text, program)?;
     spec.topology.cpu.push_str(&format!(",pmu-habits={OF_INTERRUPTS}"));
+    let found = match subtracts {
+        true => &["skid"][..],
+        false => &["interrupts", "skid"][..],
+    };
+    if subtracts {
+        spec = spec.driver(&format!("all,{SUBTRACTS}"))?;
+    }
     let outcome = machine::run(&spec)?;
-    judge_late(report, who, &outcome, &["interrupts", "skid"], &["spurious"])
+    judge_late(report, who, &outcome, found, &["spurious"])
+}
+
+/// Checks guests of KVM whose host says that interrupts retire. What the guest's own kernel takes
+/// is not counted by threads, also while many of them compete, fault, get signals and are moved,
+/// and not by perf's events.
+///
+/// `unwatched` is what the kernel of such a guest executes for a page fault if nobody subtracts
+/// interrupts.
+fn subtracted_in_kvm(report: &mut Report, unwatched: Result<f64>) -> Result<()> {
+    let mut spec = counting("kvm", SUBTRACTS, "interrupts", TOUCH)?;
+    add_touch(&mut spec)?;
+    let perf = machine::run(&spec)?;
+    let watched = instructions_per_fault(&perf);
+    if let (Ok(watched), Ok(unwatched)) = (&watched, &unwatched) {
+        let cost = watched - unwatched;
+        report.note(format!("interrupts: a page fault of {unwatched:.0} costs {cost:.0} more"));
+    }
+    report.test("an interrupt that is subtracted costs some hundred instructions", || {
+        let (watched, unwatched) = (watched?, unwatched?);
+        let cost = watched - unwatched;
+        ensure!((0.0..COST_MAX).contains(&cost), "{watched}, and {unwatched} without it");
+        Ok(())
+    });
+    let counted = counts(&perf)?;
+    report.test("perf's events of a KVM guest do not count its interrupts", || {
+        ensure!(counted.iter().all(Count::is_exact), "{counted:?}");
+        Ok(())
+    });
+    let runs = format!("{STAT}; ").repeat(RUNS);
+    let mut spec = counting("kvm", SUBTRACTS, OF_INTERRUPTS, "true")?;
+    let told = "/work/perfctr stat -e instructions:u -- /work/loop";
+    let script = format!("exec 2>&1; {runs} {told}; {SAMPLE}; {SELFTEST}; exit 0");
+    spec.command = ["sh", "-c", &script].map(Into::into).to_vec();
+    let outcome = machine::run(&spec)?;
+    report.test("perfctr stat tells how many interrupts were subtracted", || {
+        let told = "  interrupts that the CPU counted as instructions, subtracted";
+        let many = line(&outcome, "", told)?;
+        ensure!(many.trim().parse::<i64>()? <= SURPLUS_MAX, "{many}");
+        Ok(())
+    });
+    judge_late(report, "a KVM guest", &outcome, &["skid"], &["spurious"])?;
+    competing(report)
+}
+
+/// Checks the readings of competing threads in such a guest, where interrupts retire.
+fn competing(report: &mut Report) -> Result<()> {
+    let command = ["/work/counting", "--without-cycles"];
+    let mut spec = Spec::new("kvm", command)?.with_cost()?.driver("cost,interrupts=counted")?;
+    spec.topology.cpu.push_str(",pmu-habits=interrupts");
+    spec.timeout *= 3;
+    spec.add_program("vm-tests", "counting")?;
+    let name = "competing threads that fault, get signals and are moved count no interrupts";
+    report.succeeds(&spec, name).map(drop)
 }
 
 /// Checks a guest on CPUs with the habits of interrupts. The self-test has to find those habits of
@@ -415,8 +490,9 @@ fn exact_counts_and_samples(
 }
 
 /// Checks guests of KVM where VMRUN retires in the mode that it enters.
-fn entries(report: &mut Report) -> Result<()> {
-    corrected(report)?;
+/// Returns what the kernel of such a guest executes for a page fault.
+fn entries(report: &mut Report) -> Result<Result<f64>> {
+    let per_fault = corrected(report)?;
     let outcome = machine::run(&counting("kvm", "on", "vmrun", SELFTEST)?)?;
     finds(report, "a guest of KVM", &outcome, &["vmrun"], &["spurious"]);
     let counts = counts(&outcome)?;
@@ -427,13 +503,16 @@ fn entries(report: &mut Report) -> Result<()> {
         ensure!(same && surplus().all(|more| more >= 0), "{counts:?}");
         Ok(())
     });
-    uncorrected(report, "vmrun", "a KVM guest", surplus())
+    uncorrected(report, "vmrun", "a KVM guest", surplus())?;
+    Ok(per_fault)
 }
 
 /// Checks a guest of KVM whose host knows that VMRUN retires in it.
-fn corrected(report: &mut Report) -> Result<()> {
-    let then = format!("{SAMPLE}; {SELFTEST}");
-    let outcome = machine::run(&counting("kvm", "on,entries=counted", "vmrun", &then)?)?;
+fn corrected(report: &mut Report) -> Result<Result<f64>> {
+    let then = format!("{SAMPLE}; {TOUCH}; {SELFTEST}");
+    let mut spec = counting("kvm", "on,entries=counted", "vmrun", &then)?;
+    add_touch(&mut spec)?;
+    let outcome = machine::run(&spec)?;
     finds(report, "a guest of KVM whose host takes entries back", &outcome, &[], &["spurious"]);
     let counts = counts(&outcome)?;
     report.test("entries into KVM's guest are taken back where the host says so", || {
@@ -441,7 +520,28 @@ fn corrected(report: &mut Report) -> Result<()> {
         Ok(())
     });
     every_sample(report, "a KVM guest", &outcome);
+    Ok(instructions_per_fault(&outcome))
+}
+
+/// Gives the guest the program of [`TOUCH`].
+fn add_touch(spec: &mut Spec) -> Result<()> {
+    let source = sh::project().join("tests/vm/src/bin/stat/touch.S");
+    spec.files.push((guest::without_library(&source, &[])?, "/work/touch".into()));
     Ok(())
+}
+
+/// Returns how many instructions the guest's kernel has executed in [`TOUCH`] for each page fault:
+/// the least of all runs, since interrupts that come meanwhile only add to them.
+fn instructions_per_fault(outcome: &Outcome) -> Result<f64> {
+    let printed = all(outcome);
+    let of = |event: &str| -> Vec<f64> {
+        let value = |line: &str| line.split_once(&format!(",,{event},"))?.0.parse().ok();
+        printed.lines().filter_map(value).collect()
+    };
+    let (instructions, faults) = (of("instructions:k"), of("page-faults"));
+    ensure!(instructions.len() == TOUCHES && faults.len() == TOUCHES, "{printed}");
+    let each = instructions.iter().zip(&faults).map(|(instructions, faults)| instructions / faults);
+    Ok(each.fold(f64::INFINITY, f64::min))
 }
 
 fn every_sample(report: &mut Report, who: &str, outcome: &Outcome) {

@@ -17,23 +17,18 @@ pub use identity::Identity;
 pub(crate) use pebs::PreciseRecord;
 use pebs::PreciseRegisters;
 pub use pebs::{RECORD_AREA_BYTES, RecordArea};
-use shared_abi::arch::{EVNTSEL_QUALIFIERS, events};
+use shared_abi::arch::events;
 use shared_abi::caps::VENDOR_INTEL;
 use shared_abi::hypercall::{PLACE_KERNEL, PLACE_USER};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterWidth, PhysSlot, PmuCaps};
 
-/// Returns the slots of a configuration that count retired instructions, unless they have a
-/// threshold. On a CPU that retires interrupts and exceptions as instructions, they count these,
-/// too.
-///
-/// Both vendors have the same number for the event, and Intel's first fixed counter counts it, too.
+/// Returns the slots of a configuration that count retired instructions, see
+/// [`events::counts_instructions`].
 pub(crate) fn instruction_slots(config: &Config) -> u32 {
-    let counts_instructions = |slot: &PhysSlot| match slot.fixed_number() {
-        Some(number) => number == 0,
-        None => config.evntsel(*slot) & EVNTSEL_QUALIFIERS == 0xc0,
-    };
+    let counts_instructions =
+        |slot: &PhysSlot| events::counts_instructions(*slot, config.evntsel(*slot));
     let slots = slots_of(config.slots()).filter(counts_instructions);
     slots.fold(0, |slots, slot| slots | slot.bit())
 }
@@ -56,13 +51,6 @@ const KERNEL_HALF: u64 = 1 << 63;
 pub(crate) fn mode_at(address: u64) -> Option<u32> {
     let mode = if address & KERNEL_HALF != 0 { PLACE_KERNEL } else { PLACE_USER };
     Some(mode).filter(|_| !HYPERVISOR.contains(&address))
-}
-
-/// Returns whether what comes by this vector is an instruction itself, and retires as one: INT3 or
-/// INTO (SDM volume 3, "Sources of Exceptions"). INT n comes by entries of its own or, where a
-/// guest may not execute it, as an exception of another vector.
-pub(crate) const fn is_instruction(vector: u8) -> bool {
-    matches!(vector, 3 | 4)
 }
 
 /// Returns whether the local APICs of such CPUs mask their entry for the PMU when they deliver its

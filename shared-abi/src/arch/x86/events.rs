@@ -6,7 +6,7 @@
 //! lists the events that are allowed. The host may allow the others ([`CAPS_ALL_EVENTS`]), except
 //! those that are known to do harm.
 
-use super::EVNTSEL_QUALIFIERS;
+use super::{EVNTSEL_INSTRUCTIONS, EVNTSEL_QUALIFIERS};
 use crate::caps::{
     CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
 };
@@ -60,6 +60,18 @@ pub const fn select(event: Generic, vendor: u32) -> Option<u64> {
 /// for a record of an event without records, it would never interrupt.
 pub const fn has_precise_records(evntsel: u64) -> bool {
     matches!(evntsel & EVNTSEL_QUALIFIERS, 0xc0 | 0xc4)
+}
+
+/// Returns whether a counter with this event select counts retired instructions, without a
+/// threshold. On a CPU that retires interrupts and exceptions as instructions, it counts these,
+/// too.
+///
+/// Both vendors have the same number for the event, and Intel's first fixed counter counts it, too.
+pub fn counts_instructions(slot: PhysSlot, evntsel: u64) -> bool {
+    match slot.fixed_number() {
+        Some(number) => number == 0,
+        None => evntsel & EVNTSEL_QUALIFIERS == EVNTSEL_INSTRUCTIONS,
+    }
 }
 
 /// Returns the fixed counter that counts an event (SDM volume 3, table 20-2).

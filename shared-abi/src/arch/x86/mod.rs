@@ -62,6 +62,13 @@ pub const PRESET_EVENTS_MAX: u64 = (1 << 31) - 1;
 /// RDPMC's index of fixed counter 0 (SDM volume 3, 20.2.2: bit 30 selects the fixed ones).
 const RDPMC_FIXED: u32 = 1 << 30;
 
+/// Returns whether what comes by this vector is an instruction itself, and retires as one: INT3 or
+/// INTO (SDM volume 3, "Sources of Exceptions"). INT n comes by entries of its own or, where a
+/// guest may not execute it, as an exception of another vector.
+pub const fn is_instruction(vector: u8) -> bool {
+    matches!(vector, 3 | 4)
+}
+
 /// Returns the index by which RDPMC reads the counter.
 pub const fn counter_index(slot: PhysSlot) -> u32 {
     match slot.fixed_number() {

@@ -53,6 +53,9 @@ struct Options {
     /// Seed of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Do not compare cycles: the CPUs count each interrupt as cycles, which nobody subtracts.
+    #[arg(long)]
+    without_cycles: bool,
     /// Where to write the results as JSON.
     #[arg(long)]
     report: Option<PathBuf>,

@@ -101,22 +101,28 @@ impl Report {
         report.set("seed", options.seed);
         let mut all = Log::default();
         logs.iter().for_each(|log| all.merge(log));
-        EVENTS.iter().for_each(|event| report.exactness(event, predicted, &all));
+        let events = if options.without_cycles { &EVENTS[..2] } else { &EVENTS[..] };
+        events.iter().for_each(|event| report.exactness(event, predicted, &all));
         report.reads(predicted, &all);
         report.disturbances(&all, marks)?;
         report.hypercalls(marks)?;
         report.costs(marks)?;
         report.times(logs, marks, description.tsc_khz);
-        report.yielding(predicted, yielding);
+        report.yielding(events, predicted, yielding);
         let ok = report.complaints.is_empty();
         report.set("ok", ok);
         Ok(report)
     }
 
     /// Judges threads that switch in the middle of regions.
-    fn yielding(&mut self, predicted: &Predicted, outcome: &yielding::Outcome) {
+    fn yielding(
+        &mut self,
+        events: &[CountedEvent],
+        predicted: &Predicted,
+        outcome: &yielding::Outcome,
+    ) {
         self.occurred("guest_read_retries", outcome.retries, yielding::RETRIES);
-        for event in &EVENTS {
+        for event in events {
             let name = "regions with thread switches";
             let verdict = self.judge(event, name, &outcome.series, &predicted.bodies);
             let error_max = verdict.map(|verdict| verdict.error_max);

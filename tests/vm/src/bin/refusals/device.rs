@@ -8,8 +8,9 @@ use nix::sys::mman::ProtFlags;
 use shared_abi::CounterConfig;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_RING, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_OPEN,
-    IOC_READ, IOC_READ_CONTROL, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK, Info, Sums,
+    CONTROL_RING, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_INTERRUPTS,
+    IOC_OPEN, IOC_READ, IOC_READ_CONTROL, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK, Info,
+    Sums,
 };
 use shared_abi::limits::{MAX_COUNTERS, RING_CALLERS_MAX, RING_PAGES_MAX};
 use shared_abi::requests::{Access, REQUESTS};
@@ -77,13 +78,14 @@ pub fn refuse(bench: &mut Bench) -> Result<()> {
 }
 
 fn unbound(bench: &mut Bench, device: &File) {
-    let requests: [(&str, u32); 6] = [
+    let requests: [(&str, u32); 7] = [
         ("control", IOC_CONTROL),
         ("read", IOC_READ),
         ("read of the control", IOC_READ_CONTROL),
         ("unlink", IOC_UNLINK),
         ("ring", IOC_RING),
         ("taking of records", IOC_RING_TAKE),
+        ("read of interrupts", IOC_INTERRUPTS),
     ];
     for (name, request) in requests {
         bench.refused(&format!("{name} of an unbound descriptor"), Refusal::EINVAL, || {
@@ -176,6 +178,7 @@ fn numbers_and_pointers(bench: &mut Bench, bound: &File) {
         ("read of the control", IOC_READ_CONTROL, bound),
         ("ring", IOC_RING, bound),
         ("taking of records", IOC_RING_TAKE, bound),
+        ("read of interrupts", IOC_INTERRUPTS, bound),
     ] {
         for (place, argument) in [
             ("address 0", Argument::Null),

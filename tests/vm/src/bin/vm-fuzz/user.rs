@@ -18,8 +18,8 @@ use nix::unistd::{ForkResult, Pid, fork, getpid, gettid, setpgid};
 use perf_event_open_sys::bindings::perf_event_attr;
 use shared_abi::ioctl::{
     CONTROL_RING, Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ,
-    IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
-    IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK,
+    IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_INTERRUPTS, IOC_OPEN, IOC_READ,
+    IOC_READ_CONTROL, IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK,
 };
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::ring::RingRequest;
@@ -158,7 +158,14 @@ impl Hostile {
         let mut request = input.pick(&REQUESTS);
         if request == IOC_TYPE << 8 {
             let any = input.word() as u32;
-            request = input.pick(&[IOC_CPU_START, IOC_CPU_STOP, any, IOC_RING, IOC_RING_TAKE]);
+            request = input.pick(&[
+                IOC_CPU_START,
+                IOC_CPU_STOP,
+                any,
+                IOC_RING,
+                IOC_RING_TAKE,
+                IOC_INTERRUPTS,
+            ]);
         }
         let mut bytes = [0_u8; ARGUMENT_BYTES];
         let length = self.argument(request, input, &mut bytes);
