@@ -42,8 +42,9 @@ struct Held {
     count: u64,
     /// Its counter's `Phys*` when the event went live or was last advanced.
     start: u64,
-    /// What its counter has gained since it went live, or since an interrupt was last subtracted.
-    gained: u64,
+    /// Whether its counter has gained anything since it went live, or since an interrupt was last
+    /// subtracted.
+    has_gained: bool,
     /// The number of events between overflows, if it samples.
     period: u64,
     /// The number of events to the next overflow. It is below 1 if the event has overflowed and
@@ -63,7 +64,7 @@ impl Held {
             started: false,
             count: 0,
             start: 0,
-            gained: 0,
+            has_gained: false,
             period: 0,
             left: i64::MAX,
             place: None,
@@ -103,7 +104,7 @@ impl Held {
         self.start = now;
         self.count = self.count.wrapping_add(more);
         self.left = self.left.wrapping_sub_unsigned(more);
-        self.gained = self.gained.wrapping_add(more);
+        self.has_gained |= more != 0;
     }
 
     /// Subtracts an interrupt that the CPU has counted as an instruction, unless the counter has
@@ -111,8 +112,8 @@ impl Held {
     /// whether it was subtracted. perf may have been given the count already, so what it has not
     /// been given may be below 0 now.
     fn interrupted(&mut self, is_counted: bool) -> bool {
-        let gained = core::mem::take(&mut self.gained);
-        let is_new = is_counted && gained != 0 && is_counted_by(self.slot, self.evntsel());
+        let has_gained = core::mem::take(&mut self.has_gained);
+        let is_new = is_counted && has_gained && is_counted_by(self.slot, self.evntsel());
         if is_new {
             self.count = self.count.wrapping_sub(1);
             self.left = self.left.wrapping_add(1);
@@ -480,7 +481,7 @@ impl Events {
         if self.sample(vcpu, &mut now) {
             // The kernel executes now, so an event has not counted the last interrupt of user mode,
             // unless an exception is still to be traced by its signal.
-            self.for_each_started(&now, |held, now| (held.start, held.gained) = (now, 0));
+            self.for_each_started(&now, |held, now| (held.start, held.has_gained) = (now, false));
             (self.live, self.stalled) = (true, false);
         } else {
             self.mark_stopped();

@@ -3,37 +3,43 @@
 
 /// The stall of one event. Times are perf's, by which perf computes how long the event has run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stall {
-    /// The time since which the event does not count.
-    since: Option<u64>,
-    /// Whether the event was found not to count any more, and perf was not given that yet.
-    found: bool,
+pub(crate) enum Stall {
+    /// The event counts, as far as is known.
+    #[default]
+    None,
+    /// The event was found not to count any more. Nobody knows since when.
+    Found,
+    /// The event does not count since this time.
+    Since(u64),
 }
 
 impl Stall {
     /// Notes that the event, which has counted, was found not to count any more.
     pub(crate) fn found(&mut self) {
-        self.found = true;
+        if let Self::None = self {
+            *self = Self::Found;
+        }
     }
 
     /// Notes that the event is or is not stalled from now on. If it begins to be stalled, it has
     /// been so since `began`. Returns for how long it has been stalled since the last call, which
     /// perf has to subtract from the time for which the event has run.
     pub(crate) fn settle(&mut self, stalled: bool, began: u64, now: u64) -> u64 {
-        self.found = false;
-        let lost = self.since.map_or(0, |since| now.wrapping_sub(since));
-        let since = if self.since.is_some() { now } else { began };
-        self.since = stalled.then_some(since);
+        let (lost, since) = match *self {
+            Self::Since(since) => (now.wrapping_sub(since), now),
+            Self::None | Self::Found => (0, began),
+        };
+        *self = if stalled { Self::Since(since) } else { Self::None };
         lost
     }
 
     /// Does [`settle`](Self::settle) when perf gets what the event has counted.
     ///
     /// If the event was [`found`](Self::found) not to count before the host's interrupt has said
-    /// so, nobody knows since when. This adds the shortest time, 1 ns, so that perf does not say
-    /// that the event has counted all the time.
+    /// so, this adds the shortest time, 1 ns, so that perf does not say that the event has counted
+    /// all the time.
     pub(crate) fn settle_with_count(&mut self, stalled: bool, now: u64) -> u64 {
-        let unseen = u64::from(self.found);
+        let unseen = u64::from(matches!(self, Self::Found));
         self.settle(stalled, now, now) + unseen
     }
 }
