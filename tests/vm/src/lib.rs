@@ -19,6 +19,7 @@ pub mod frames_program;
 pub mod guest;
 pub mod histogram;
 pub mod host;
+pub mod host_profile;
 pub mod in_tenant;
 pub mod interrupts;
 pub mod kernel;

@@ -19,14 +19,14 @@ use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
-use serde_json::Value;
 use shared_abi::read::Counters;
+use vm_tests::host_profile::{HostProfile, unknown_at_most};
 use vm_tests::region::Region;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, run_on};
@@ -191,21 +191,6 @@ fn end(mut names: Child) -> Result<()> {
     Ok(())
 }
 
-/// Returns how many samples at the programs' functions may lack a name, by what the report says.
-///
-/// A sample lacks a name if the guest says that its CPU was idle then, or that nothing was at the
-/// sample's address. This may only happen near a switch of threads, where the clocks do not tell on
-/// which side of the switch the sample is. The report has the number of those samples as well.
-fn unknown_at_most(report: &str) -> Result<u64> {
-    let number = |kind: &str| -> Result<u64> {
-        let Some((before, _)) = report.split_once(kind) else { return Ok(0) };
-        Ok(before.rsplit(' ').next().context("no number")?.parse()?)
-    };
-    let idle = number(" samples in user mode while")?;
-    let unmapped = number(" samples in memory of which")?;
-    Ok((idle + unmapped).min(number(" of these are within")?))
-}
-
 /// Checks that samples at the addresses of a program's function have this program's name and this
 /// function's, but for `unknown` ones at most, that no others have, and that there is one for each
 /// period.
@@ -243,24 +228,16 @@ fn judge(n: usize, worked: &Worked, table: &str, unknown: u64, tally: &mut Tally
 /// Returns how many samples of the host are at a program's function, and how many of these were
 /// taken during its work.
 fn at(worked: &Worked) -> Result<(u64, u64)> {
-    let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
-    let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let host = &profile["host"];
-    let (start, rate) = (number(&host["tsc"]), number(&host["tsc_per_second"]));
-    ensure!(rate > 0 && worked.tsc[0] > start, "{host}");
-    let ns = |tsc: u64| u128::from(tsc - start) * 1_000_000_000 / u128::from(rate);
-    let during = ns(worked.tsc[0])..ns(worked.tsc[1]);
+    let profile = HostProfile::read(PROFILE)?;
+    let [from, to] = worked.tsc;
+    let during = profile.ns(from)?..profile.ns(to)?;
     let addresses = worked.function..worked.function + FUNCTION_BYTES;
     let mut found = (0, 0);
-    for stack in profile["stacks"].as_array().context("no stacks")? {
-        let frame = &profile["frames"][number(&stack["frames"][0]) as usize];
-        let module = &profile["modules"][number(&frame["module"]) as usize];
-        if module["layer"] != "user" || !addresses.contains(&number(&frame["address"])) {
-            continue;
+    for sample in profile.samples()? {
+        if sample.layer == "user" && addresses.contains(&sample.address) {
+            found.0 += 1;
+            found.1 += u64::from(during.contains(&sample.ns));
         }
-        let times = stack["times"].as_array().context("no times")?;
-        found.0 += times.len() as u64;
-        found.1 += times.iter().filter(|time| during.contains(&number(time).into())).count() as u64;
     }
     Ok(found)
 }
