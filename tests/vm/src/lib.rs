@@ -51,4 +51,5 @@ pub mod users;
 pub mod volume;
 pub mod witness;
 pub mod work;
+pub mod workers;
 pub mod xen;
