@@ -64,6 +64,21 @@ impl CpuMode {
         }
     }
 
+    /// Returns whether an interrupt at this address, of which the kernel says that it came in the
+    /// mode `arrived`, came in this mode.
+    ///
+    /// Up to Linux 6.7, KVM tells perf the mode in which the virtual CPU was when it was last
+    /// preempted, and not its present one. So the address decides: kernels are in the upper half of
+    /// the address space. Only a kernel that is in the lower half depends on what KVM says.
+    fn is_at(self, arrived: Self, ip: u64) -> bool {
+        let is_upper = ip >> 63 == 1;
+        match self {
+            Self::HostKernel | Self::HostUser => self == arrived,
+            Self::GuestKernel => arrived.is_guests() && (is_upper || arrived == self),
+            Self::GuestUser => arrived.is_guests() && !is_upper,
+        }
+    }
+
     /// Returns whether an event of these rings counts in this mode.
     const fn is_counted(self, rings: u64) -> bool {
         rings & (if self.is_kernels() { EVNTSEL_OS } else { EVNTSEL_USR }) != 0
@@ -87,6 +102,8 @@ pub struct MachineSample {
     /// The address of the next instruction in that mode, or `None` if the CPU had left the mode
     /// before the counter's interrupt arrived.
     pub ip: Option<u64>,
+    /// The mode in which the counter's interrupt arrived, or `None` if the kernel does not say.
+    pub arrived: Option<CpuMode>,
     /// The number of the host's process. It is 0 if the CPU had nothing to do.
     pub pid: u32,
     /// The number of the host's thread. In a virtual machine this is the one that executes the
@@ -104,10 +121,12 @@ impl MachineSample {
     /// Makes a sample of what was found, whose event counts in the mode `counted`.
     fn new(found: &Found, counted: CpuMode) -> Self {
         let sample = &found.sample;
-        let is_there = CpuMode::of_misc(found.misc) == Some(counted);
+        let arrived = CpuMode::of_misc(found.misc);
+        let is_there = arrived.is_some_and(|arrived| counted.is_at(arrived, sample.ip));
         Self {
             mode: counted,
             ip: is_there.then_some(sample.ip),
+            arrived,
             pid: sample.pid,
             tid: sample.tid,
             time: sample.time,
@@ -124,7 +143,8 @@ impl MachineSample {
 
     /// Makes a sample at this address, for tests of what reads samples.
     pub const fn at(mode: CpuMode, ip: Option<u64>, [pid, tid]: [u32; 2], time: u64) -> Self {
-        Self { mode, ip, pid, tid, time, cpu: 0, period: 1 }
+        let arrived = if ip.is_some() { Some(mode) } else { None };
+        Self { mode, ip, arrived, pid, tid, time, cpu: 0, period: 1 }
     }
 }
 
@@ -395,31 +415,53 @@ mod tests {
         assert_eq!(modes(event.kernel()), [CpuMode::HostKernel, CpuMode::GuestKernel]);
     }
 
+    const KERNELS: u64 = 0xffff_ffff_8100_1234;
+    const PROGRAMS: u64 = 0x1234;
+
+    /// Returns the mode, the address and the mode of arrival of a sample at this address.
+    fn taken(misc: u32, counted: CpuMode, ip: u64) -> (CpuMode, Option<u64>, Option<CpuMode>) {
+        let sample = Sample { ip, ..Sample::example() };
+        let found = Found { sample, misc: misc as u16, id: None };
+        let MachineSample { mode, ip, arrived, pid, tid, time, cpu, period } =
+            MachineSample::new(&found, counted);
+        assert_eq!((pid, tid, time, cpu, period), (7, 8, 99, 3, 1_000));
+        (mode, ip, arrived)
+    }
+
     #[test]
     fn a_sample_is_of_the_mode_that_was_counted_wherever_the_interrupt_came() {
-        let sample = Sample::example();
-        let of = |misc: u32, counted| {
-            let found = Found { sample: sample.clone(), misc: misc as u16, id: None };
-            let MachineSample { mode, ip, pid, tid, time, cpu, period } =
-                MachineSample::new(&found, counted);
-            assert_eq!((pid, tid, time, cpu, period), (7, 8, 99, 3, 1_000));
-            (mode, ip)
-        };
-        for (misc, mode) in [
-            (perf::PERF_RECORD_MISC_KERNEL, CpuMode::HostKernel),
-            (perf::PERF_RECORD_MISC_USER, CpuMode::HostUser),
-            (perf::PERF_RECORD_MISC_GUEST_KERNEL, CpuMode::GuestKernel),
-            (perf::PERF_RECORD_MISC_GUEST_USER, CpuMode::GuestUser),
-        ] {
+        let modes = [
+            (perf::PERF_RECORD_MISC_KERNEL, CpuMode::HostKernel, KERNELS),
+            (perf::PERF_RECORD_MISC_USER, CpuMode::HostUser, PROGRAMS),
+            (perf::PERF_RECORD_MISC_GUEST_KERNEL, CpuMode::GuestKernel, KERNELS),
+            (perf::PERF_RECORD_MISC_GUEST_USER, CpuMode::GuestUser, PROGRAMS),
+        ];
+        for (misc, mode, ip) in modes {
             // Other flags say nothing of the mode.
             let exact = misc | perf::PERF_RECORD_MISC_EXACT_IP;
-            assert_eq!(of(exact, mode), (mode, Some(0x1234)));
+            assert_eq!(taken(exact, mode, ip), (mode, Some(ip), Some(mode)));
             for other in CpuMode::ALL.into_iter().filter(|other| *other != mode) {
-                assert_eq!(of(misc, other), (other, None), "its address would be another mode's");
+                let expected = (other, None, Some(mode));
+                assert_eq!(taken(misc, other, ip), expected, "its address is another mode's");
             }
         }
-        let of_nobody = of(perf::PERF_RECORD_MISC_HYPERVISOR, CpuMode::HostKernel);
-        assert_eq!(of_nobody, (CpuMode::HostKernel, None));
+        let of_nobody = taken(perf::PERF_RECORD_MISC_HYPERVISOR, CpuMode::HostKernel, KERNELS);
+        assert_eq!(of_nobody, (CpuMode::HostKernel, None, None));
+    }
+
+    #[test]
+    fn an_old_state_of_a_guest_does_not_decide_where_a_sample_is() {
+        let [kernel, user] =
+            [perf::PERF_RECORD_MISC_GUEST_KERNEL, perf::PERF_RECORD_MISC_GUEST_USER];
+        let place = |misc, counted, ip| taken(misc, counted, ip).1;
+        assert_eq!(place(user, CpuMode::GuestKernel, KERNELS), Some(KERNELS));
+        assert_eq!(place(kernel, CpuMode::GuestUser, PROGRAMS), Some(PROGRAMS));
+        assert_eq!(place(user, CpuMode::GuestUser, KERNELS), None, "it has left its program");
+        assert_eq!(place(user, CpuMode::GuestKernel, PROGRAMS), None, "it has left its kernel");
+        // Firmware, and kernels of 32 bits.
+        assert_eq!(place(kernel, CpuMode::GuestKernel, PROGRAMS), Some(PROGRAMS));
+        assert_eq!(place(user, CpuMode::HostUser, PROGRAMS), None);
+        assert_eq!(place(kernel, CpuMode::HostKernel, KERNELS), None);
     }
 
     #[test]

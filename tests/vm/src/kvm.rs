@@ -2,13 +2,14 @@
 //! Connects a guest of KVM with the program on its host (`bin/host`) that does what the guest's
 //! tests ask for.
 //!
-//! They talk through a virtio port. A [`Request`] is one line. The answer is another line: `ok`
-//! with numbers, or `error` with an error's number.
+//! They talk through a virtio port. A [`Request`] is one line, behind which there may be a file.
+//! The answer is another line: `ok` with numbers, or `error` with an error's number. Behind it
+//! there may be a list of checks.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -21,10 +22,13 @@ use zerocopy::FromBytes;
 use crate::host::{Host, Runstate};
 use crate::module;
 use crate::raw::{Argument, Refusal};
+use crate::tally::Made;
 use crate::xen::Xen;
 
 /// The argument that the kernel of a second guest has in addition to the first one's.
 pub const NEIGHBOUR: &str = "neighbour";
+/// The argument of a second guest that is sampled.
+pub const SAMPLED: &str = "sampled";
 
 /// The port's name.
 const PORT: &str = "host";
@@ -110,6 +114,46 @@ pub enum Request {
         /// The vCPU.
         vcpu: u32,
     },
+    /// [`Kvm::keep`].
+    Keep {
+        /// Which file.
+        file: Kept,
+        /// Its size.
+        bytes: u64,
+    },
+    /// [`Kvm::start_sampled`].
+    StartSampled,
+    /// [`Kvm::sample_host`].
+    SampleHost,
+    /// [`Kvm::report_sampled`].
+    ReportSampled {
+        /// Whether the long tier's checks are made, too.
+        long: bool,
+    },
+}
+
+/// A file that the guest gives to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// The functions of the guest's kernel, as its `/proc/kallsyms` lists them.
+    Kernel,
+    /// The guest's programs that are sampled: a list of [`Worker`](crate::workers::Worker).
+    Workers,
+    /// What `perfctr record --names` has written in the guest.
+    Names,
+}
+
+impl Kept {
+    const ALL: [Self; 3] = [Self::Kernel, Self::Workers, Self::Names];
+
+    /// Returns where the host keeps it.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Kernel => "/machine/guest.kallsyms",
+            Self::Workers => "/machine/guest.workers",
+            Self::Names => "/machine/guest.names",
+        }
+    }
 }
 
 /// The result of the host's perf when it counts all of the host's CPUs, as `perf stat -a` does.
@@ -148,6 +192,10 @@ impl Display for Request {
             Self::HoldPerf(held) => write!(f, "hold-perf {}", u64::from(held)),
             Self::Unplug => write!(f, "unplug"),
             Self::ContextSwitches { vcpu } => write!(f, "context-switches {vcpu}"),
+            Self::Keep { file, bytes } => write!(f, "keep {} {bytes}", file as u64),
+            Self::StartSampled => write!(f, "start-sampled"),
+            Self::SampleHost => write!(f, "sample-host"),
+            Self::ReportSampled { long } => write!(f, "report-sampled {}", u64::from(long)),
         }
     }
 }
@@ -180,6 +228,13 @@ impl FromStr for Request {
             ("hold-perf", &[held]) => Self::HoldPerf(held == 1),
             ("unplug", []) => Self::Unplug,
             ("context-switches", &[vcpu]) => Self::ContextSwitches { vcpu: vcpu as u32 },
+            ("keep", &[file, bytes]) => {
+                let file = *Kept::ALL.get(file as usize).context("no such file")?;
+                Self::Keep { file, bytes }
+            }
+            ("start-sampled", []) => Self::StartSampled,
+            ("sample-host", []) => Self::SampleHost,
+            ("report-sampled", &[long]) => Self::ReportSampled { long: long == 1 },
             _ => bail!("no request: {line}"),
         })
     }
@@ -381,15 +436,82 @@ impl Kvm {
         }
     }
 
+    /// Gives the host a file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limits`](Self::limits).
+    pub fn keep(&self, file: Kept, bytes: &[u8]) -> Result<(), Refusal> {
+        let request = Request::Keep { file, bytes: bytes.len() as u64 };
+        self.exchange(request, bytes, false).map(drop)
+    }
+
+    /// Starts a second guest like this one, whose kernel gets the argument [`SAMPLED`]. Waits until
+    /// it executes known functions.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limits`](Self::limits).
+    pub fn start_sampled(&self) -> Result<(), Refusal> {
+        self.request(Request::StartSampled).map(drop)
+    }
+
+    /// Makes the host sample itself, this guest and that second one, end the second one, and judge
+    /// the profile. The host must have the kernel's functions and the workers. Returns the checks
+    /// that were made.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limits`](Self::limits).
+    pub fn sample_host(&self) -> Result<Vec<Made>, Refusal> {
+        self.judged(Request::SampleHost)
+    }
+
+    /// Makes the host join that profile with what this guest has recorded of its programs, and
+    /// judge the result. Returns the checks that were made.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limits`](Self::limits).
+    pub fn report_sampled(&self, long: bool) -> Result<Vec<Made>, Refusal> {
+        self.judged(Request::ReportSampled { long })
+    }
+
     fn request(&self, request: Request) -> Result<Vec<u64>, Refusal> {
+        self.exchange(request, &[], false).map(|(numbers, _)| numbers)
+    }
+
+    fn judged(&self, request: Request) -> Result<Vec<Made>, Refusal> {
+        let (_, checks) = self.exchange(request, &[], true)?;
+        serde_json::from_slice(&checks).map_err(|_| Refusal::EPROTO)
+    }
+
+    /// Sends a request, with a file behind it. Returns the answer, and, if there is a document
+    /// behind it, that.
+    fn exchange(
+        &self,
+        request: Request,
+        file: &[u8],
+        has_document: bool,
+    ) -> Result<(Vec<u64>, Vec<u8>), Refusal> {
+        let refusal =
+            |error: io::Error| error.raw_os_error().map_or(Refusal::EIO, Refusal::from_raw);
         // A thread that has panicked leaves no state here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = String::new();
         port.get_mut()
             .write_all(format!("{request}\n").as_bytes())
+            .and_then(|()| port.get_mut().write_all(file))
             .and_then(|()| port.read_line(&mut line))
-            .map_err(|error| error.raw_os_error().map_or(Refusal::EIO, Refusal::from_raw))?;
-        answered(line.trim_end())
+            .map_err(refusal)?;
+        let numbers = answered(line.trim_end())?;
+        let mut document = Vec::new();
+        if has_document {
+            let &[bytes] = &numbers[..] else { return Err(Refusal::EPROTO) };
+            document.resize(bytes as usize, 0);
+            port.read_exact(&mut document).map_err(refusal)?;
+        }
+        Ok((numbers, document))
     }
 
     /// Returns the device that makes hypercalls. Its module is loaded when it is first used.
@@ -482,10 +604,17 @@ mod tests {
             Request::HoldPerf(true),
             Request::Unplug,
             Request::ContextSwitches { vcpu: 2 },
+            Request::Keep { file: Kept::Kernel, bytes: 1 << 33 },
+            Request::Keep { file: Kept::Workers, bytes: 0 },
+            Request::Keep { file: Kept::Names, bytes: 7 },
+            Request::StartSampled,
+            Request::SampleHost,
+            Request::ReportSampled { long: true },
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }
         assert!("place 1".parse::<Request>().is_err());
+        assert!("keep 3 1".parse::<Request>().is_err());
     }
 
     #[test]

@@ -27,7 +27,9 @@ pub const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 
 /// How many samples Linux lets its own perf take in a second. Linux lowers that if samples take
 /// long, as they do on an emulated CPU. If it does not look at the time, the rate cannot be set.
-const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "100000");
+/// Linux shares the number out among the ticks of the clock, and an emulated CPU may lack its ticks
+/// for half a second, so it is a hundred times as large as needed.
+const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "10000000");
 const LOWERED_AT: (&str, &str) = ("/proc/sys/kernel/perf_cpu_time_max_percent", "0");
 
 /// Lets perf take as many samples on a slow machine as on a fast one, until the machine is booted

@@ -117,6 +117,7 @@ const MESSAGES: [&str; 4] = [
 fn two_guests(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
     load_later(&mut spec, MAKES_HYPERCALLS)?;
+    spec.add_program("perfctr", "perfctr")?;
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(900);
     spec.host()?.linux.push_str(" nmi_watchdog=1");

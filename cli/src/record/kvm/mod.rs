@@ -8,7 +8,7 @@
 
 mod machines;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -29,7 +29,7 @@ use crate::host::{
     user_mode_of,
 };
 use crate::profile::{
-    Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Task, Thread,
+    Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Symbol, Task, Thread,
 };
 use crate::program::name;
 use crate::text::counted;
@@ -43,6 +43,14 @@ const HOST: &str = "host";
 /// Addresses of samples in a kernel and in user mode whose place is not known.
 const NOWHERE_IN_KERNEL: u64 = u64::MAX;
 const NOWHERE_IN_USER: u64 = 0;
+/// Addresses that stand for the last instructions of the host's kernel before it enters a guest or
+/// returns to user mode, and what is shown there. On AMD's processors, KVM holds interrupts of any
+/// kind off before it enters a guest, so they come there. An overflow while another such interrupt
+/// is handled interrupts behind the handler's return.
+const BEFORE_GUEST: u64 = u64::MAX - 2;
+const BEFORE_USER: u64 = u64::MAX - 1;
+const BEFORE: [(u64, &str); 2] =
+    [(BEFORE_GUEST, "[before entry to a guest]"), (BEFORE_USER, "[before return to user mode]")];
 /// How often machines are looked for.
 const LOOK_EACH: Duration = Duration::from_secs(1);
 
@@ -104,8 +112,9 @@ pub struct Collector {
     samples: Samples,
     /// How many samples were lost since the beginning.
     lost: u64,
-    /// The samples whose place is not known, since the beginning.
-    misplaced: u64,
+    /// The samples whose place is not known, since the beginning: by the mode, and by that in which
+    /// the interrupt came.
+    misplaced: BTreeMap<(CpuMode, Option<CpuMode>), u64>,
     /// What the events have counted, once sampling has ended.
     ended: Ended,
 }
@@ -143,7 +152,7 @@ impl Collector {
             profile,
             samples: Samples::default(),
             lost: 0,
-            misplaced: 0,
+            misplaced: BTreeMap::new(),
             ended: Ended::default(),
         }
     }
@@ -174,7 +183,9 @@ impl Collector {
                 self.machines.add_unlisted(sample.pid);
             }
         }
-        self.misplaced += u64::from(sample.ip.is_none());
+        if sample.ip.is_none() {
+            *self.misplaced.entry((sample.mode, sample.arrived)).or_default() += 1;
+        }
         let thread = self.thread(sample);
         let domain = self.profile.threads[thread as usize].pid;
         let frame = self.frame(sample, domain);
@@ -230,7 +241,11 @@ impl Collector {
                 (Place::GuestUser(domain), Layer::User, ip)
             }
             CpuMode::HostKernel => {
-                let ip = sample.ip.unwrap_or(NOWHERE_IN_KERNEL);
+                let ip = sample.ip.unwrap_or(match sample.arrived {
+                    Some(CpuMode::GuestKernel | CpuMode::GuestUser) => BEFORE_GUEST,
+                    Some(CpuMode::HostUser) => BEFORE_USER,
+                    _ => NOWHERE_IN_KERNEL,
+                });
                 (Place::Kernel, of_host(Layer::Kernel), ip)
             }
             CpuMode::HostUser => {
@@ -271,12 +286,29 @@ impl Collector {
             if let Some(kernel) = kernel {
                 let frames = profile.frames.iter();
                 let own = frames.filter(|frame| frame.module == Some(n as u32));
-                module.symbols = kernel.functions(&own.map(|frame| frame.address).collect());
+                let own: BTreeSet<u64> = own.map(|frame| frame.address).collect();
+                module.symbols = kernel.functions(&own);
+                let before =
+                    BEFORE.iter().filter(|(at, _)| place == Place::Kernel && own.contains(at));
+                module.symbols.extend(before.map(|&(start, name)| Symbol {
+                    start,
+                    end: start + 1,
+                    name: name.to_owned(),
+                }));
             }
             module.layer = Some(layer);
             module
         };
         self.places.found.iter().enumerate().map(module).collect()
+    }
+
+    /// Returns where the interrupts came of the samples whose place is not known.
+    fn places_of_interrupts(&self) -> String {
+        let part = |(&(mode, arrived), samples): (&(CpuMode, Option<CpuMode>), &u64)| {
+            let arrived = arrived.map_or("an unknown mode", words_for);
+            format!("{samples} of {} in {arrived}", words_for(mode))
+        };
+        self.misplaced.iter().map(part).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns how many samples there should be beside those that are there or were lost: where the
@@ -384,8 +416,11 @@ impl Collects for Collector {
              stopped them (an estimate)",
         );
         note(
-            self.misplaced,
-            "have only a layer: the processor had left the mode when the interrupt came",
+            self.misplaced.values().sum(),
+            &format!(
+                "have no address: the processor had left the mode when the interrupt came ({})",
+                self.places_of_interrupts()
+            ),
         );
         if self.ended.throttled > 0 {
             let times = counted(self.ended.throttled, "time");

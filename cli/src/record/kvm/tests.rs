@@ -113,7 +113,25 @@ fn a_sample_whose_mode_was_left_has_its_layer_and_no_place() {
     assert_eq!(all(&profile), expected(&rows));
     let notes = collector.notes();
     assert_eq!(notes.len(), 1);
-    assert!(notes[0].starts_with("4 samples have only a layer: "), "{notes:?}");
+    assert!(notes[0].starts_with("4 samples have no address: "), "{notes:?}");
+    assert!(notes[0].contains("1 of guests' user mode in an unknown mode"), "{notes:?}");
+}
+
+#[test]
+fn what_the_host_executes_before_it_enters_a_guest_or_returns_is_shown_so() {
+    let mut collector = collector();
+    for arrived in [CpuMode::GuestUser, CpuMode::GuestKernel, CpuMode::HostUser] {
+        let mut sample = sample(CpuMode::HostKernel, None, WEBS_VCPU);
+        sample.arrived = Some(arrived);
+        collector.add(&sample);
+    }
+    collector.add(&sample(CpuMode::HostKernel, Some(KERNEL), WEBS_VCPU));
+    let profile = collector.profile();
+    let of_vcpu = |function| ("web vCPU 3", Layer::Hypervisor, "[kernel]", function);
+    let rows =
+        ["[before entry to a guest]", "[before return to user mode]", "vcpu_run"].map(of_vcpu);
+    assert_eq!(all(&profile), expected(&rows));
+    assert_eq!(profile.stacks[0].samples, 2);
 }
 
 #[test]

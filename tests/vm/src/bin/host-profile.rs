@@ -27,6 +27,7 @@ use serde_json::Value;
 use shared_abi::hypercall::PROFILE_LEASE_MS;
 use shared_abi::read::Counters;
 use vm_tests::emulated::{OUTSIDE_RING_0, RING_0};
+use vm_tests::host_profile::HostProfile;
 use vm_tests::region::{self, Region};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
@@ -135,30 +136,18 @@ fn report(arguments: &[&str]) -> Result<String> {
     shown(Command::new(PERFCTR).args(["report", "-i", PROFILE]).args(arguments))
 }
 
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
-}
-
-/// Returns the profile, and the number of samples by layer between two times.
-fn by_layer(from_tsc: u64, to_tsc: u64) -> Result<(Value, BTreeMap<String, u64>)> {
-    let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
-    let host = &profile["host"];
-    let (start, rate) = (number(&host["tsc"]), number(&host["tsc_per_second"]));
-    ensure!(rate > 0 && from_tsc > start, "{host}");
-    let ns = |tsc: u64| u128::from(tsc - start) * 1_000_000_000 / u128::from(rate);
-    let during = ns(from_tsc)..ns(to_tsc);
+/// Returns the number of samples by layer between two times.
+fn by_layer(from_tsc: u64, to_tsc: u64) -> Result<BTreeMap<String, u64>> {
+    let profile = HostProfile::read(PROFILE)?;
+    let during = profile.ns(from_tsc)?..profile.ns(to_tsc)?;
     let mut layers = BTreeMap::new();
-    for stack in profile["stacks"].as_array().context("no stacks")? {
-        ensure!(number(&stack["cpu"]) == 0, "physical CPU 0 is sampled: {stack}");
-        let frame = &profile["frames"][number(&stack["frames"][0]) as usize];
-        let module = &profile["modules"][number(&frame["module"]) as usize];
-        let layer = module["layer"].as_str().context("a module without a layer")?;
-        let times = stack["times"].as_array().context("no times")?;
-        let there = times.iter().filter(|time| during.contains(&number(time).into())).count();
-        *layers.entry(layer.to_owned()).or_default() += there as u64;
+    for sample in profile.samples()? {
+        ensure!(sample.cpu == 0, "physical CPU 0 is sampled: {sample:?}");
+        if during.contains(&sample.ns) {
+            *layers.entry(sample.layer).or_default() += 1;
+        }
     }
-    layers.retain(|_, samples| *samples > 0);
-    Ok((profile, layers))
+    Ok(layers)
 }
 
 /// Checks that each ring has a sample for each of its periods, of code that executes in that ring.
@@ -176,7 +165,7 @@ fn layers(tally: &mut Tally) -> Result<()> {
         print!("{printed}");
         let [before, after]: [[u64; 3]; 2] = serde_json::from_slice(&fs::read(WORKED)?)?;
         let executed = [1, 2].map(|n| after[n].wrapping_sub(before[n]));
-        let (_, found) = by_layer(before[0], after[0])?;
+        let found = by_layer(before[0], after[0])?;
         let samples: u64 = found.values().sum();
         let uncounted = counts[0] * samples * UNCOUNTED;
         let executed = executed[0] * counts[0] + executed[1] * counts[1];

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, ensure};
 use perfctr::host::DomainClock;
 use serde_json::{Value, json};
+use vm_tests::host_profile::HostProfile;
 use vm_tests::network;
 use vm_tests::tallied::{CPU, OTHER};
 use vm_tests::tally::{Tally, equal};
@@ -92,7 +93,7 @@ fn join(domain: u32, clock: DomainClock, both: [Value; 2], tally: &mut Tally) ->
     let table = report(domain, &["-s", "layer,process,symbol"])?;
     println!("{table}");
     println!("{}", report(domain, &["-s", "thread,layer"])?);
-    let profile = serde_json::from_slice(&fs::read(PROFILE)?)?;
+    let profile = HostProfile::read(PROFILE)?;
     let joined = Joined { domain, clock, profile: &profile, table: &table };
     let [left, right] = both.map(Worked::of_json);
     judge(&joined, &[left?, right?], tally)?;

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use perfctr::host::DomainClock;
-use serde_json::Value;
+use vm_tests::host_profile::{HostProfile, unknown_at_most};
 use vm_tests::tally::Tally;
 
 use crate::programs::{PROGRAMS, Worked};
@@ -21,7 +21,7 @@ pub struct Joined<'a> {
     pub domain: u32,
     pub clock: DomainClock,
     /// The profile.
-    pub profile: &'a Value,
+    pub profile: &'a HostProfile,
     /// The report's table of layers, processes and functions.
     pub table: &'a str,
 }
@@ -34,21 +34,6 @@ pub fn judge(joined: &Joined<'_>, both: &[Worked; 2], tally: &mut Tally) -> Resu
         judge_one(n, worked, joined, unknown, tally)?;
     }
     Ok(())
-}
-
-/// Returns how many samples at the programs' functions may lack a name, by what the report says.
-///
-/// A sample lacks a name if the guest says that its CPU was idle then, or that nothing was at the
-/// sample's address. This may only happen near a switch of threads, where the clocks do not tell on
-/// which side of the switch the sample is. The report has the number of those samples as well.
-fn unknown_at_most(report: &str) -> Result<u64> {
-    let number = |kind: &str| -> Result<u64> {
-        let Some((before, _)) = report.split_once(kind) else { return Ok(0) };
-        Ok(before.rsplit(' ').next().context("no number")?.parse()?)
-    };
-    let idle = number(" samples in user mode while")?;
-    let unmapped = number(" samples in memory of which")?;
-    Ok((idle + unmapped).min(number(" of these are within")?))
 }
 
 /// Checks that samples at the addresses of a program's function have this program's name and this
@@ -95,28 +80,16 @@ impl Joined<'_> {
     /// Returns how many of the domain's samples are at a program's function, and how many of these
     /// were taken during its work.
     fn at(&self, worked: &Worked) -> Result<(u64, u64)> {
-        let number = |value: &Value| value.as_u64().unwrap_or(0);
-        let host = &self.profile["host"];
-        let (start, rate) = (number(&host["tsc"]), number(&host["tsc_per_second"]));
-        ensure!(rate > 0 && start > 0, "{host}");
-        let own_tsc = |ns: u64| {
-            let since = u128::from(ns) * u128::from(rate) / 1_000_000_000;
-            self.clock.at(start + since as u64)
-        };
         let [from, to] = worked.tsc;
         let addresses = worked.function..worked.function + FUNCTION_BYTES;
-        let place = format!("[user mode of domain {}]", self.domain);
         let mut found = (0, 0);
-        for stack in self.profile["stacks"].as_array().context("no stacks")? {
-            let frame = &self.profile["frames"][number(&stack["frames"][0]) as usize];
-            let module = &self.profile["modules"][number(&frame["module"]) as usize];
-            if module["path"] != place.as_str() || !addresses.contains(&number(&frame["address"])) {
-                continue;
+        for sample in self.profile.samples()? {
+            let is_user = sample.layer == "user" && sample.domain == u64::from(self.domain);
+            if is_user && addresses.contains(&sample.address) {
+                let own_tsc = self.clock.at(self.profile.tsc(sample.ns));
+                found.0 += 1;
+                found.1 += u64::from((from..=to).contains(&own_tsc));
             }
-            let times = stack["times"].as_array().context("no times")?;
-            let is_during = |time: &&Value| (from..=to).contains(&own_tsc(number(time)));
-            found.0 += times.len() as u64;
-            found.1 += times.iter().filter(is_during).count() as u64;
         }
         Ok(found)
     }

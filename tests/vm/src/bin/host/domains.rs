@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-const PERFCTR: &str = "/machine/perfctr";
+pub const PERFCTR: &str = "/machine/perfctr";
 /// The name that QEMU gives to the machine.
-const NAME: &str = "guest";
+pub const NAME: &str = "guest";
 /// The file that says which machines may count.
 const POLICY: &str = "/machine/policy";
 /// The number of the first process, which runs no machine.

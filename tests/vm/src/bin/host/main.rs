@@ -8,6 +8,7 @@ mod nmis;
 mod perf;
 mod qmp;
 mod reused;
+mod sampled;
 mod serve;
 
 use std::fs;

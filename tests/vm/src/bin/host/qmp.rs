@@ -58,6 +58,11 @@ impl Monitor {
         self.execute("human-monitor-command", line).map(drop)
     }
 
+    /// Keeps the emulator busy for a moment: asks for the description of all of its commands.
+    pub fn describe_commands(&mut self) -> Result<()> {
+        self.execute("query-qmp-schema", json!({})).map(drop)
+    }
+
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({ "execute": command, "arguments": arguments });
         writeln!(self.0.get_mut(), "{request}")?;

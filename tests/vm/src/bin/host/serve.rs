@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Executes the requests of the guest's tests.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
-use vm_tests::kvm::{HostPerf, NEIGHBOUR, Request, answer};
+use vm_tests::kvm::{HostPerf, NEIGHBOUR, Request, SAMPLED, answer};
 use vm_tests::perf::Event;
 use vm_tests::raw::Refusal;
+use vm_tests::tally::Made;
 use vm_tests::threads::{cpus, run_on};
 
 use crate::qmp::Monitor;
-use crate::{BETWEEN_LOOKS, FORBID, allow, domains, perf, reused, vcpus, write};
+use crate::{BETWEEN_LOOKS, FORBID, allow, domains, perf, reused, sampled, vcpus, write};
 
 /// The numbers of what the driver has done.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
@@ -78,6 +79,9 @@ pub struct Server<'a> {
     events: Vec<Event>,
     /// The scheduler's times before they were shortened.
     usual: Vec<String>,
+    /// The second guest that is sampled.
+    sampled: Option<Child>,
+    machine: Option<sampled::Machine>,
 }
 
 impl<'a> Server<'a> {
@@ -92,6 +96,8 @@ impl<'a> Server<'a> {
             later: Vec::new(),
             events: Vec::new(),
             usual: Vec::new(),
+            sampled: None,
+            machine: None,
         })
     }
 
@@ -128,6 +134,21 @@ impl<'a> Server<'a> {
                 Request::Domains => outcome_of(domains::list(self.guest.process())),
                 Request::AllowByName(allowed) => outcome_of(domains::allow(allowed)),
                 Request::AllowNobody => outcome_of(domains::allow_nobody()),
+                Request::Keep { file, bytes } => {
+                    let mut kept = vec![0; bytes as usize];
+                    port.read_exact(&mut kept)?;
+                    fs::write(file.path(), kept)?;
+                    Ok(Vec::new())
+                }
+                Request::StartSampled => outcome_of(self.start_sampled()),
+                Request::SampleHost => {
+                    judge(&mut port, self.sample())?;
+                    continue;
+                }
+                Request::ReportSampled { long } => {
+                    judge(&mut port, sampled::report_joined(long))?;
+                    continue;
+                }
                 Request::CountHost => outcome_of(cpus().map_err(Into::into).and_then(count_host)),
                 request => self.act(request),
             };
@@ -233,13 +254,45 @@ impl<'a> Server<'a> {
         Ok(vec![after - before])
     }
 
-    /// Runs a second guest to its end, and returns the numbers that its command has printed.
-    fn neighbour(&self, allowed: bool) -> Result<Vec<u64>> {
-        let mut words = self.words(NEIGHBOUR);
+    /// Starts the second guest that is sampled.
+    fn start_sampled(&mut self) -> Result<Vec<u64>> {
+        let child = self.start_neighbour(SAMPLED, sampled::OTHER, false)?;
+        // It is ended in any case.
+        let child = self.sampled.insert(child);
+        let process = Pid::from_raw(child.id().try_into()?);
+        self.machine = Some(sampled::wait(process, &format!("{NEIGHBOURS_PORTS}1"))?);
+        Ok(Vec::new())
+    }
+
+    /// Samples the host while both guests execute, and ends the second one.
+    fn sample(&mut self) -> Result<Vec<Made>> {
+        let other = self.machine.take().context("there is no second guest")?;
+        let monitor = &mut Monitor::connect(&self.own(self.monitor))?;
+        let judged = sampled::run(self.guest.process(), other, monitor);
+        self.end_sampled();
+        judged
+    }
+
+    fn end_sampled(&mut self) {
+        if let Some(mut child) = self.sampled.take() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+
+    /// Starts a second guest, which knows its role by this argument of its kernel's. Its machine
+    /// has this name.
+    fn start_neighbour(&self, role: &str, name: &str, allowed: bool) -> Result<Child> {
+        let mut words = self.words(role);
         // The second guest's ports are files of its own.
         words = words.iter().map(|word| word.replace(PORTS, NEIGHBOURS_PORTS)).collect();
-        let arguments = words.iter().position(|word| word == "-append").context("no kernel")?;
-        words[arguments + 1] += &format!(" {NEIGHBOUR}");
+        let argument_of = |words: &[String], option: &str| -> Result<usize> {
+            Ok(1 + words.iter().position(|word| word == option).context(option.to_owned())?)
+        };
+        let kernels = argument_of(&words, "-append")?;
+        words[kernels] += &format!(" {role}");
+        let named = argument_of(&words, "-name")?;
+        words[named] = words[named].replacen(domains::NAME, name, 1);
         while let Some(port) = words.iter().position(|word| word == "-add-fd") {
             words.drain(port..port + 2);
         }
@@ -247,7 +300,16 @@ impl<'a> Server<'a> {
         for port in 0..4 {
             fs::write(format!("{NEIGHBOURS_PORTS}{port}"), "")?;
         }
-        let mut child = spawn(Command::new(&words[0]).args(&words[1..]), allowed)?;
+        // QEMU makes writing to its console fail rather than wait. With a console of its own this
+        // does not affect what this program prints.
+        let console = File::options().write(true).open("/dev/console")?;
+        let mut command = Command::new(&words[0]);
+        spawn(command.args(&words[1..]).stdout(console.try_clone()?).stderr(console), allowed)
+    }
+
+    /// Runs a second guest to its end, and returns the numbers that its command has printed.
+    fn neighbour(&self, allowed: bool) -> Result<Vec<u64>> {
+        let mut child = self.start_neighbour(NEIGHBOUR, domains::NAME, allowed)?;
         let listed = domains::list(self.guest.process())?;
         // Machines are listed in the order of their processes' numbers.
         let own = (self.guest.process().as_raw(), [1, 1]);
@@ -288,6 +350,7 @@ impl<'a> Server<'a> {
 impl Drop for Server<'_> {
     fn drop(&mut self) {
         self.guest.ended.store(true, Relaxed);
+        self.end_sampled();
         for child in &mut self.later {
             child.wait().ok();
         }
@@ -323,6 +386,18 @@ fn outcome_of(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
         eprintln!("perfctr domains: {error:#}");
         Refusal::EIO
     })
+}
+
+/// Answers with a list of checks.
+fn judge(port: &mut BufReader<UnixStream>, judged: Result<Vec<Made>>) -> Result<()> {
+    let checks = judged.map_err(|error| {
+        eprintln!("the host's samples: {error:#}");
+        Refusal::EIO
+    });
+    let document = checks.as_ref().map_or_else(|_| Ok(Vec::new()), serde_json::to_vec)?;
+    let port = port.get_mut();
+    writeln!(port, "{}", answer(checks.map(|_| vec![document.len() as u64])))?;
+    Ok(port.write_all(&document)?)
 }
 
 /// Starts a program that runs a guest. Lets the guest count, or not, before it has executed much.

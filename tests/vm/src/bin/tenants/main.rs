@@ -19,6 +19,7 @@ mod pinned;
 mod program;
 mod registers;
 mod roam;
+mod sampled;
 mod samples;
 mod side;
 mod storm;
@@ -74,6 +75,13 @@ enum Role {
     KvmRoam,
     /// Counts in two guests of KVM, of which one may not count at first.
     KvmSide,
+    /// Executes in two guests of KVM whose host is sampled.
+    KvmSampled,
+    /// Executes the function of a virtual CPU of such a guest while its host is sampled.
+    KvmWork {
+        /// The virtual CPU.
+        vcpu: usize,
+    },
     /// Counts in a guest of KVM, whose kernel then starts another one.
     KvmFirst,
     /// Counts in the kernel that was started that way.
@@ -97,6 +105,8 @@ fn main() -> Result<ExitCode> {
         Role::KvmBrief(options) => demo::brief(&options),
         Role::KvmRoam => roam::alone(),
         Role::KvmSide => side::run(),
+        Role::KvmSampled => sampled::alone(),
+        Role::KvmWork { vcpu } => sampled::work(vcpu).map(|()| ExitCode::SUCCESS),
         Role::KvmFirst => successor::first(),
         Role::KvmNext => successor::next(),
         Role::Tenant(role) => tenant::run(&role),

@@ -21,7 +21,7 @@ use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::hypercall::{HvLoad, OP_LOAD};
 use shared_abi::read::Counters;
 use vm_tests::host::Host as _;
-use vm_tests::kvm::{HostPerf, Kvm, NEIGHBOUR};
+use vm_tests::kvm::{HostPerf, Kvm, NEIGHBOUR, SAMPLED};
 use vm_tests::module;
 use vm_tests::raw::{Argument, Refusal};
 use vm_tests::tally::{Tally, equal};
@@ -31,6 +31,7 @@ use zerocopy::IntoBytes;
 use crate::control::exact;
 use crate::counting::{CROSSED, Domain};
 use crate::pinned::{self, PAGE_KIB};
+use crate::sampled;
 
 /// The number of regions that each of the second guest's threads measures.
 const REGIONS: u64 = 500;
@@ -52,8 +53,9 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// Runs in either guest.
 pub fn run() -> Result<ExitCode> {
     let arguments = fs::read_to_string("/proc/cmdline")?;
-    if arguments.split_whitespace().any(|argument| argument == NEIGHBOUR) {
-        neighbour()?;
+    let role = arguments.split_whitespace().find(|role| [NEIGHBOUR, SAMPLED].contains(role));
+    if let Some(role) = role {
+        if role == NEIGHBOUR { neighbour() } else { sampled::passive() }?;
         return Ok(ExitCode::SUCCESS);
     }
     module::load()?;
@@ -90,6 +92,8 @@ pub fn run() -> Result<ExitCode> {
     tally.check("the other one: its vCPUs were preempted", equal(hard, true));
     let cleared = kvm.stats()?.residue_clears > clears;
     tally.check("counters were cleared of what the one before had counted", equal(cleared, true));
+    wait_for_perf(&kvm);
+    sampled::run(&mut tally, &kvm)?;
     Ok(tally.finish())
 }
 
