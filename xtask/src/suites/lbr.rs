@@ -41,6 +41,8 @@ fn compared(report: &mut Report, topology: &str, options: &[&str]) -> Result<()>
         spec.files.push((program.clone(), format!("/{at}")));
     }
     tenants::add_tenant(&mut spec, "perf", &programs)?;
+    // The tenant has more than usual.
+    spec.topology.memory_mib += 256;
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "perf")
 }

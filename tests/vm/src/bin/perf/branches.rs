@@ -36,6 +36,9 @@ use crate::tenant::run_tests;
 use crate::tool::perf;
 use crate::{Machine, PCPUS, SEED, SWITCHES_MIN};
 
+/// A tenant's memory. The kernel unpacks the tenant's programs into at most a half of what the
+/// archive leaves of it, and they take 70 MiB. Unit: MiB.
+const MEMORY_MIB: u32 = 512;
 /// The same program with other chances, at other addresses; see `branchy.S`.
 const PROGRAMS: [&str; 2] = ["/work/branchy", "/work/branchy-elsewhere"];
 const PERIOD: u64 = 101;
@@ -117,7 +120,8 @@ pub fn control(machine: &Machine, pvh: bool) -> Result<ExitCode> {
 
 /// Runs the tests of a tenant while this domain has its own branches recorded.
 fn beside_a_tenant(kind: Kind) -> Result<ExitCode> {
-    let wanted = Wanted::usual(kind, "perf", VCPUS, Tsc::Native, "branches-tenant");
+    let usual = Wanted::usual(kind, "perf", VCPUS, Tsc::Native, "branches-tenant");
+    let wanted = Wanted { memory_mib: MEMORY_MIB, ..usual };
     let tests = if kind == Kind::Pv { TESTS } else { TESTS_OWN_RINGS };
     let moves = Moves { pcpus: PCPUS, seed: SEED, switches_min: SWITCHES_MIN };
     let (done, failed) = (&AtomicBool::new(false), &AtomicBool::new(false));
@@ -240,7 +244,9 @@ fn of_each_kind(_: &Machine) -> Result<()> {
         let mut seen = Seen::default();
         sampled(PROGRAMS[0], USER | kind, &mut seen)?;
         // The branches of other kinds leave room for this number of this kind.
-        ensure!(seen.full > seen.samples / 2, "{kind:#x}: {seen:?}");
+        // A switch of vCPUs empties the records, and a rare kind takes many instructions to fill
+        // them again.
+        ensure!(seen.full > seen.samples / 4, "{kind:#x}: {seen:?}");
     }
     Ok(())
 }
