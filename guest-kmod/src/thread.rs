@@ -170,17 +170,21 @@ impl ThreadPmu {
         signal
     }
 
-    /// Subtracts an interrupt or an exception by which the thread has left user mode, and which the
-    /// CPU has counted as an instruction; see [`surplus`](crate::surplus). Returns whether it has
-    /// not been subtracted yet. If `is_counted` is false, an instruction has brought the thread to
-    /// the kernel, and nothing is subtracted before the thread has executed in user mode again.
+    /// Subtracts the interrupt or the exception by which the thread has left user mode, because the
+    /// CPU has counted it as an instruction; see [`surplus`](crate::surplus). Returns true if this
+    /// call has subtracted it. It returns false if an earlier call has, or if there is nothing to
+    /// subtract.
     ///
-    /// The counters' starts change, and not their sums, since others read the sums alone. The
-    /// thread has counted at least the interrupt since it was resumed, so a start stays at or below
-    /// what the counter has. A counter that samples overflows as much too early as interrupts came
-    /// in its period. That overflow is not confirmed by the count, and so arms it anew; see
-    /// [`interrupt`](Self::interrupt).
-    pub fn interrupted<K: Kernel>(
+    /// `is_counted` is false if the thread has left user mode by an instruction, which the CPU
+    /// counts once. From then on, nothing is subtracted until the thread has executed in user mode
+    /// again.
+    ///
+    /// This adds one to the starts of the counters. It does not change the sums, because other
+    /// threads read the sums alone. A start does not exceed its counter, because the counter has
+    /// counted the interrupt. If the counter samples, its overflow comes one instruction early for
+    /// each interrupt of the period. The count then shows that the period has not ended, and the
+    /// counter is armed for the rest; see [`interrupt`](Self::interrupt).
+    pub fn subtract_interrupt<K: Kernel>(
         &mut self,
         page: &ThreadPage,
         cpu: &ThisVcpu<'_, K>,

@@ -240,7 +240,7 @@ impl Clocks {
     }
 
     /// Returns the clock of a CPU, if it is known.
-    pub fn of(&self, cpu: u32) -> Option<&Clock> {
+    pub fn of_cpu(&self, cpu: u32) -> Option<&Clock> {
         self.0.get(&cpu)
     }
 
@@ -326,7 +326,7 @@ mod tests {
         let ahead = moments(&[(0, 500, 0), (1_000, 1_500, 10)]);
         let all = [(0, moments(&[(0, 0, 4), (1_000, 1_000, 0)])), (2, ahead), (3, Vec::new())];
         let clocks = Clocks::new(&BTreeMap::from(all)).unwrap();
-        let at = |cpu| clocks.of(cpu).and_then(|clock| clock.ns(100));
+        let at = |cpu| clocks.of_cpu(cpu).and_then(|clock| clock.ns(100));
         assert_eq!([0, 1, 2, 3].map(at), [Some(100), None, Some(600), None]);
         assert_eq!(clocks.error(), 10 + 2);
         let backwards = BTreeMap::from([(7, moments(&[(1, 2, 0), (2, 2, 0)]))]);

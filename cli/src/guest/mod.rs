@@ -193,7 +193,7 @@ impl Asked {
                  recorded it"
             );
             let (cpu, address) = (thread.tid, users_address(profile, domain, stack));
-            let clock = clocks.of(cpu);
+            let clock = clocks.of_cpu(cpu);
             for (k, &time) in stack.times.iter().enumerate() {
                 match clock.and_then(|clock| clock.ns(counter.at(host.tsc_at(time)))) {
                     Some(time) => {

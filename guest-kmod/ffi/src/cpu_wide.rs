@@ -263,8 +263,8 @@ impl OnVcpu<'_> {
     }
 
     /// Subtracts an interrupt of user mode from this CPU's counters, if it counts CPU-wide; see
-    /// [`ThreadPmu::interrupted`](guest_kmod::ThreadPmu::interrupted).
-    pub(crate) fn interrupted_cpu_wide(&mut self, is_counted: bool) -> bool {
+    /// [`ThreadPmu::subtract_interrupt`](guest_kmod::ThreadPmu::subtract_interrupt).
+    pub(crate) fn subtract_interrupt_cpu_wide(&mut self, is_counted: bool) -> bool {
         // SAFETY: the counters are freed only after each CPU was called to stop.
         let Some(counters) = (unsafe { self.object().cpu_wide.running.get().as_ref() }) else {
             return false;
@@ -272,7 +272,7 @@ impl OnVcpu<'_> {
         // SAFETY: these are this CPU's counters, with which it counts, and interrupts are disabled.
         let mut own = unsafe { OnThread::new(counters) };
         let (pmu, page) = own.pmu();
-        pmu.interrupted(page, &self.cpu(), is_counted)
+        pmu.subtract_interrupt(page, &self.cpu(), is_counted)
     }
 
     /// Reads this CPU's counters. The caller of this CPU holds the mutex of the CPUs.

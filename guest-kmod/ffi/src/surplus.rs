@@ -8,10 +8,11 @@ use crate::on_vcpu::{OnVcpu, Present};
 
 /// Subtracts an interrupt or an exception that was counted; see [`guest_kmod::surplus`].
 ///
-/// It is subtracted from the counters of the executing thread, of the whole CPU, and of perf's
-/// events. `is_known` says whether the kernel knows what was interrupted, and `is_user` whether
-/// that was user mode. The others are the fields of [`Entry`]. C calls this wherever the kernel
-/// traces one, perhaps several times for the same, and in an NMI that has interrupted user mode.
+/// C calls this wherever the kernel traces an interrupt or an exception, perhaps several times for
+/// the same one, and in an NMI that has interrupted user mode. It subtracts from the counters of
+/// the executing thread, from those of the whole CPU, and from perf's events. `is_known` says
+/// whether the kernel knows what was interrupted, and `is_user` says whether that was user mode.
+/// The other parameters are fields of [`Entry`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_traced(
     mut vcpu: OnVcpu<'_>,
@@ -26,10 +27,10 @@ pub extern "C" fn perfctr_core_traced(
     let Some(is_counted) = entry.is_counted().filter(|_| subtracts()) else { return };
     let own = present.on_thread().is_some_and(|mut thread| {
         let (pmu, page) = thread.pmu();
-        pmu.interrupted(page, &vcpu.cpu(), is_counted)
+        pmu.subtract_interrupt(page, &vcpu.cpu(), is_counted)
     });
-    let cpu_wide = vcpu.interrupted_cpu_wide(is_counted);
-    let events = vcpu.cpu().interrupted_events(is_counted);
+    let cpu_wide = vcpu.subtract_interrupt_cpu_wide(is_counted);
+    let events = vcpu.cpu().subtract_interrupt_from_events(is_counted);
     if own || cpu_wide || events {
         vcpu.cpu().count_subtracted();
     }

@@ -135,10 +135,10 @@ impl<K: Kernel> ThisVcpu<'_, K> {
 
     /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
     /// count it as an instruction. Returns whether it was subtracted from any. The parameter is the
-    /// one of [`ThreadPmu::interrupted`].
-    pub fn interrupted_events(&mut self, is_counted: bool) -> bool {
+    /// one of [`ThreadPmu::subtract_interrupt`].
+    pub fn subtract_interrupt_from_events(&mut self, is_counted: bool) -> bool {
         let sampler = self.sampler();
-        self.vcpu.events.interrupted(&sampler, is_counted)
+        self.vcpu.events.subtract_interrupt(&sampler, is_counted)
     }
 
     /// Handles the interrupt of an overflow. Returns one bit for each event that has overflowed.

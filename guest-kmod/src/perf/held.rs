@@ -111,7 +111,7 @@ impl Held {
     /// gained nothing since the last one was subtracted; see [`surplus`](crate::surplus). Returns
     /// whether it was subtracted. perf may have been given the count already, so what it has not
     /// been given may be below 0 now.
-    fn interrupted(&mut self, is_counted: bool) -> bool {
+    fn subtract_interrupt(&mut self, is_counted: bool) -> bool {
         let has_gained = core::mem::take(&mut self.has_gained);
         let is_new = is_counted && has_gained && is_counted_by(self.slot, self.evntsel());
         if is_new {
@@ -497,8 +497,8 @@ impl Events {
 
     /// Subtracts an interrupt or an exception that has interrupted user mode from the events that
     /// count it. Returns whether it was subtracted from any. The parameter is that of
-    /// [`ThreadPmu::interrupted`](crate::ThreadPmu::interrupted).
-    pub(crate) fn interrupted(&mut self, vcpu: &impl Sampler, is_counted: bool) -> bool {
+    /// [`ThreadPmu::subtract_interrupt`](crate::ThreadPmu::subtract_interrupt).
+    pub(crate) fn subtract_interrupt(&mut self, vcpu: &impl Sampler, is_counted: bool) -> bool {
         let counts = |held: &Held| held.started && is_counted_by(held.slot, held.evntsel());
         if !self.live || !self.iter().any(counts) {
             return false;
@@ -508,7 +508,7 @@ impl Events {
         self.live
             && self
                 .started()
-                .map(|held| held.interrupted(is_counted))
+                .map(|held| held.subtract_interrupt(is_counted))
                 .filter(|is_new| *is_new)
                 .count()
                 > 0
@@ -526,7 +526,7 @@ impl Events {
         if !live {
             self.mark_stopped();
             let counted = self.held.iter_mut().flatten().filter(|held| held.started);
-            counted.for_each(|held| held.stall.found());
+            counted.for_each(|held| held.stall.note_found());
         }
         live
     }

@@ -15,7 +15,7 @@ pub(crate) enum Stall {
 
 impl Stall {
     /// Notes that the event, which has counted, was found not to count any more.
-    pub(crate) fn found(&mut self) {
+    pub(crate) fn note_found(&mut self) {
         if let Self::None = self {
             *self = Self::Found;
         }
@@ -35,7 +35,7 @@ impl Stall {
 
     /// Does [`settle`](Self::settle) when perf gets what the event has counted.
     ///
-    /// If the event was [`found`](Self::found) not to count before the host's interrupt has said
+    /// If the event was [found](Self::note_found) not to count before the host's interrupt has said
     /// so, this adds the shortest time, 1 ns, so that perf does not say that the event has counted
     /// all the time.
     pub(crate) fn settle_with_count(&mut self, stalled: bool, now: u64) -> u64 {

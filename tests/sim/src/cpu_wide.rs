@@ -365,7 +365,7 @@ impl Machine {
     pub fn interrupt_cpu_wide(&self, index: usize) {
         let wide = &self.vcpus[index].cpu_wide;
         if let Some(pmu) = wide.pmu.borrow_mut().as_mut().filter(|_| wide.counts.get()) {
-            self.with_core(index, |cpu| pmu.interrupted(&wide.page, cpu, true));
+            self.with_core(index, |cpu| pmu.subtract_interrupt(&wide.page, cpu, true));
         }
     }
 

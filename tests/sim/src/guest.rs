@@ -280,10 +280,10 @@ impl Machine {
         for _ in 0..2 {
             if let Some(thread) = vcpu.current.get() {
                 let page = &self.threads[thread].page;
-                self.on_thread(index, thread, |pmu, cpu| pmu.interrupted(page, cpu, true));
+                self.on_thread(index, thread, |pmu, cpu| pmu.subtract_interrupt(page, cpu, true));
             }
             self.interrupt_cpu_wide(index);
-            self.with_core(index, |cpu| cpu.interrupted_events(true));
+            self.with_core(index, |cpu| cpu.subtract_interrupt_from_events(true));
         }
         // The host may have stopped the counters before they have counted the interrupt, or after
         // that and before the kernel has traced it. The module cannot tell these apart.

@@ -99,7 +99,7 @@ pub fn offer(port: u16, contents: Vec<u8>) -> Result<()> {
 /// # Errors
 ///
 /// The tenant does not answer.
-pub fn take(port: u16) -> Result<Vec<u8>> {
+pub fn fetch(port: u16) -> Result<Vec<u8>> {
     let start = Instant::now();
     loop {
         match TcpStream::connect((TENANT, port)) {
@@ -120,7 +120,7 @@ pub fn take(port: u16) -> Result<Vec<u8>> {
 ///
 /// The tenant does not answer.
 pub fn functions_of_tenant() -> Result<Vec<u8>> {
-    let functions = take(FUNCTIONS_PORT)?;
+    let functions = fetch(FUNCTIONS_PORT)?;
     ensure!(functions.ends_with(b"\n"), "the list does not end: {}", functions.len());
     Ok(functions)
 }

@@ -8,7 +8,7 @@ impl Machine {
     /// times. Returns whether it was subtracted each time.
     fn interrupt(&self) -> [bool; 3] {
         self.execute(0, 1, 0);
-        [(); 3].map(|()| self.on(0, |cpu| cpu.interrupted_events(true)))
+        [(); 3].map(|()| self.on(0, |cpu| cpu.subtract_interrupt_from_events(true)))
     }
 }
 
@@ -19,7 +19,7 @@ fn an_interrupt_is_subtracted_from_each_event_of_user_modes_instructions() {
         EventConfig::new(&Machine::caps(), TYPE_RAW, 0xc0, USER | EVNTSEL_OS, false).unwrap();
     let wanted = [event(0xc0, false), event(0xc4, false), both, event(0xc0, false)];
     machine.schedule(0, &wanted.map(|event| (event, 0)));
-    assert!(!machine.on(0, |cpu| cpu.interrupted_events(true)), "nothing was executed");
+    assert!(!machine.on(0, |cpu| cpu.subtract_interrupt_from_events(true)), "nothing was executed");
     machine.execute(0, 50, 5);
     assert_eq!(machine.interrupt(), [true, false, false]);
     let counts = || [0, 1, 2, 3].map(|index| machine.progress(0, index).count);
@@ -27,7 +27,7 @@ fn an_interrupt_is_subtracted_from_each_event_of_user_modes_instructions() {
     // perf has been given what it was given before the interrupt was traced.
     machine.execute(0, 1, 0);
     assert_eq!(counts(), [1, 0, 1, 1]);
-    assert!(machine.on(0, |cpu| cpu.interrupted_events(true)));
+    assert!(machine.on(0, |cpu| cpu.subtract_interrupt_from_events(true)));
     assert_eq!(counts(), [u64::MAX, 0, 0, u64::MAX], "it is taken from what perf has");
 }
 
@@ -67,8 +67,11 @@ fn an_event_loses_nothing_where_an_instruction_has_led_into_the_kernel() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);
     machine.execute(0, 50, 0);
-    assert!(!machine.on(0, |cpu| cpu.interrupted_events(false)));
-    assert!(!machine.on(0, |cpu| cpu.interrupted_events(true)), "it is still in the kernel");
+    assert!(!machine.on(0, |cpu| cpu.subtract_interrupt_from_events(false)));
+    assert!(
+        !machine.on(0, |cpu| cpu.subtract_interrupt_from_events(true)),
+        "it is still in the kernel"
+    );
     assert_eq!(machine.interrupt(), [true, false, false]);
     assert_eq!(machine.progress(0, 0).count, 50);
 }

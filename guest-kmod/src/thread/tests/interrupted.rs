@@ -11,7 +11,7 @@ use super::*;
 impl TestThread<'_> {
     /// Makes the kernel trace an interrupt. Returns whether it was subtracted.
     fn traced(&self, machine: &Machine, vcpu: usize) -> bool {
-        machine.on(vcpu, |cpu| self.pmu.borrow_mut().interrupted(&self.page, cpu, true))
+        machine.on(vcpu, |cpu| self.pmu.borrow_mut().subtract_interrupt(&self.page, cpu, true))
     }
 
     /// Interrupts the thread in user mode: the CPU counts that as an instruction, and the kernel
@@ -185,7 +185,8 @@ fn who_was_brought_into_the_kernel_by_an_instruction_loses_nothing_there() {
     let thread = machine.thread();
     thread.start(&[counter(0, INSTRUCTIONS)]);
     thread.execute(50);
-    let int3 = machine.on(0, |cpu| thread.pmu.borrow_mut().interrupted(&thread.page, cpu, false));
+    let int3 =
+        machine.on(0, |cpu| thread.pmu.borrow_mut().subtract_interrupt(&thread.page, cpu, false));
     assert!(!int3 && !thread.traced(&machine, 0));
     assert_eq!((counts(&thread), thread.interrupts()), ([50], 0));
     thread.interrupt(&machine, 0, 2);

@@ -65,7 +65,7 @@ pub fn beside() -> Result<ExitCode> {
     tenant.send(&json!("work"))?;
     let both = serde_json::from_value(tenant.receive()?)?;
     is_complete(&recording.end()?, &mut tally);
-    fs::write(NAMES, network::take(tenant::PORT)?)?;
+    fs::write(NAMES, network::fetch(tenant::PORT)?)?;
     let domain = tenant.domain.into();
     let clock = perfctr::host::Xen::open()?.clock(domain, 0)?;
     println!("the tenant's time-stamp counter: {clock:?}");

@@ -47,7 +47,7 @@ fn judge_one(
     tally: &mut Tally,
 ) -> Result<()> {
     let program = PROGRAMS[n];
-    let (all, during) = joined.at(worked)?;
+    let (all, during) = joined.samples_of(worked)?;
     let mut found = BTreeMap::new();
     for line in joined.table.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -79,7 +79,7 @@ fn judge_one(
 impl Joined<'_> {
     /// Returns how many of the domain's samples are at a program's function, and how many of these
     /// were taken during its work.
-    fn at(&self, worked: &Worked) -> Result<(u64, u64)> {
+    fn samples_of(&self, worked: &Worked) -> Result<(u64, u64)> {
         let [from, to] = worked.tsc;
         let addresses = worked.function..worked.function + FUNCTION_BYTES;
         let mut found = (0, 0);
