@@ -6,6 +6,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::str::FromStr;
 
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use perfctr::host::Xen;
 use perfctr::raw::{Device, Surroundings};
 use raw_cpuid::{CpuId, CpuIdReaderNative, Hypervisor as Kind};
@@ -20,6 +22,16 @@ const SYSCTL: &str = "/proc/sys/kernel";
 /// 13.2.1).
 const AMD_COUNTERS: [u32; 2] = [4, 6];
 const AMD_BITS: u32 = 48;
+
+/// This thread, in calls of the scheduler's.
+pub const THIS_THREAD: Pid = Pid::from_raw(0);
+
+/// Lets this thread execute on one CPU only.
+pub fn run_on(cpu: usize) -> nix::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    sched_setaffinity(THIS_THREAD, &set)
+}
 
 /// Reads a file that contains one word, if there is such a file.
 fn word(path: &str) -> Option<String> {

@@ -240,11 +240,6 @@ pub struct Frame {
     pub address: u64,
 }
 
-/// Returns whether this is an address of the kernel's, which has the upper half of all addresses.
-pub const fn is_kernels(address: u64) -> bool {
-    address >> 63 == 1
-}
-
 /// A branch that a processor has taken. In a profile, each of its ends is the index of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Branch<P = u32> {

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::Pid;
 use perfctr::rdpmc::Hardware;
 use serde::{Deserialize, Serialize};
 use shared_abi::read::Counters;
+
+use crate::machine::{THIS_THREAD, run_on};
 
 const NS_PER_SECOND: u128 = 1_000_000_000;
 
@@ -103,7 +104,7 @@ pub struct EachCpu {
 impl EachCpu {
     /// Reads the first moment on each CPU that is online.
     pub fn begin() -> Result<Self> {
-        let (home, visited) = (sched_getaffinity(SELF)?, Instant::now());
+        let (home, visited) = (sched_getaffinity(THIS_THREAD)?, Instant::now());
         let mut each = Self { home, of_cpus: BTreeMap::new(), visited };
         for cpu in 0..CpuSet::count() as u32 {
             if move_to(cpu) {
@@ -141,17 +142,13 @@ impl EachCpu {
     }
 
     fn go_home(&self) -> Result<()> {
-        sched_setaffinity(SELF, &self.home).context("this thread cannot return to its CPUs")
+        sched_setaffinity(THIS_THREAD, &self.home).context("this thread cannot return to its CPUs")
     }
 }
 
-/// This thread, for the scheduler.
-const SELF: Pid = Pid::from_raw(0);
-
 /// Moves this thread to a CPU, if it is online. Returns whether it is there.
 fn move_to(cpu: u32) -> bool {
-    let mut set = CpuSet::new();
-    set.set(cpu as usize).and_then(|()| sched_setaffinity(SELF, &set)).is_ok()
+    run_on(cpu as usize).is_ok()
 }
 
 /// The relation of a guest's clocks, from moments at which both were read.
@@ -308,13 +305,13 @@ mod tests {
 
     #[test]
     fn each_cpu_has_a_clock_of_its_own() {
-        let home = sched_getaffinity(SELF).unwrap();
+        let home = sched_getaffinity(THIS_THREAD).unwrap();
         let mut each = EachCpu::begin().unwrap();
         each.tick().unwrap();
         each.visited -= KEPT_EACH;
         each.tick().unwrap();
         let all = each.until_now().unwrap();
-        assert_eq!(sched_getaffinity(SELF).unwrap(), home);
+        assert_eq!(sched_getaffinity(THIS_THREAD).unwrap(), home);
         let online = std::thread::available_parallelism().unwrap().get();
         assert!(all.len() >= online, "{} of {online} CPUs", all.len());
         assert!(all.values().all(|of_cpu| of_cpu.len() == 3), "{all:?}");

@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use shared_abi::arch::is_kernels_address;
 
 use super::input::{
     AUX, COMPRESSED, Event, Features, Input, Opened, Ordered, Record, before_zero, in_order,
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::elf::{Facts, to_hex};
 use crate::profile::{
-    Branch, DEPTH_MAX, Frame, Layer, Machine, Module, Profile, SampleOrigin, Samples, is_kernels,
+    Branch, DEPTH_MAX, Frame, Layer, Machine, Module, Profile, SampleOrigin, Samples,
 };
 
 /// The names of code whose file is not known.
@@ -196,7 +197,7 @@ impl Reader {
             let (from, to, flags) = (words.u64()?, words.u64()?, words.u64()?);
             let mut end = |at| {
                 // Records do not say in which mode a branch was.
-                let mode = match is_kernels(at) {
+                let mode = match is_kernels_address(at) {
                     true => perf::PERF_RECORD_MISC_KERNEL,
                     false => perf::PERF_RECORD_MISC_USER,
                 };

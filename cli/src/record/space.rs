@@ -15,11 +15,12 @@ use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Unwinder};
 use libc::user_regs_struct;
 use object::{Object, ObjectSection, ReadCache};
+use shared_abi::arch::is_kernels_address;
 
 use super::compiled::{Compiled, is_dump};
 use crate::elf::{self, Facts};
 use crate::host::Kernel;
-use crate::profile::{DEPTH_MAX, Frame, Layer, Module, is_kernels};
+use crate::profile::{DEPTH_MAX, Frame, Layer, Module};
 
 /// The bytes of a stack that are read at once. Unit: bytes.
 const STACK_BYTES: usize = 32 << 10;
@@ -74,7 +75,7 @@ impl Space {
 
     /// Returns whether the mappings at all of these addresses are known. The kernel's are.
     pub fn knows(&self, addresses: &[u64]) -> bool {
-        addresses.iter().all(|&address| is_kernels(address) || self.map(address).is_some())
+        addresses.iter().all(|&address| is_kernels_address(address) || self.map(address).is_some())
     }
 
     /// Returns the places of these addresses, as far as they are known.
@@ -206,7 +207,7 @@ pub fn mappings(process: u32) -> io::Result<Vec<Map>> {
 /// Returns the place of an address in the file that is mapped there, or in the kernel.
 fn place(files: &mut Files, map: Option<&Map>, address: u64) -> Frame {
     let Some(map) = map.filter(|map| !map.path.is_empty()) else {
-        let is_kernels = map.is_none() && is_kernels(address);
+        let is_kernels = map.is_none() && is_kernels_address(address);
         return Frame { module: is_kernels.then(|| files.kernel(address)), address };
     };
     let file = files.of(&map.path);

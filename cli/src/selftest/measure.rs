@@ -7,9 +7,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::sched::sched_getcpu;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
-use nix::unistd::Pid;
 use perfctr::host::Xen;
 use perfctr::watch::Watch;
 use perfctr::{Event, Provider, Session};
@@ -17,6 +16,7 @@ use shared_abi::sync::Ordering::Relaxed;
 
 use super::bodies::{self, PAGE, Round, STRAIGHT_ROUND};
 use super::measured::{Interrupts, Known, Measured, Reads, Samples, Spread, Surplus, Taken};
+use crate::machine::run_on;
 
 const INTERRUPTS: &str = "/proc/interrupts";
 
@@ -40,9 +40,7 @@ const BETWEEN_SAMPLES: Duration = Duration::from_micros(150);
 /// Keeps this thread on the CPU where it is, whose interrupts are counted.
 pub fn stay() -> Result<usize> {
     let cpu = sched_getcpu()?;
-    let mut set = CpuSet::new();
-    set.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &set)?;
+    run_on(cpu)?;
     Ok(cpu)
 }
 

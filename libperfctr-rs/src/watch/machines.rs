@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use perf_event_open_sys::bindings as perf;
-use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR, is_kernels_address};
 
 use super::ring::Ring;
 use super::samples::{Fields, Found, Pause, Read, periods};
@@ -68,14 +68,14 @@ impl CpuMode {
     /// mode `arrived`, came in this mode.
     ///
     /// Up to Linux 6.7, KVM tells perf the mode in which the virtual CPU was when it was last
-    /// preempted, and not its present one. So the address decides: kernels are in the upper half of
-    /// the address space. Only a kernel that is in the lower half depends on what KVM says.
+    /// preempted, and not its present one. So the address decides. Only a kernel that is where
+    /// programs should be depends on what KVM says.
     fn is_at(self, arrived: Self, ip: u64) -> bool {
-        let is_upper = ip >> 63 == 1;
+        let is_kernels = is_kernels_address(ip);
         match self {
             Self::HostKernel | Self::HostUser => self == arrived,
-            Self::GuestKernel => arrived.is_guests() && (is_upper || arrived == self),
-            Self::GuestUser => arrived.is_guests() && !is_upper,
+            Self::GuestKernel => arrived.is_guests() && (is_kernels || arrived == self),
+            Self::GuestUser => arrived.is_guests() && !is_kernels,
         }
     }
 

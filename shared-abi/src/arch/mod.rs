@@ -9,6 +9,7 @@
 //! * the number by which the instruction that reads a counter names it ([`counter_index`],
 //!   [`slot_of_counter_index`]);
 //! * which vectors are those of instructions, and not of interrupts or faults ([`is_instruction`]);
+//! * which addresses are those of a kernel ([`is_kernels_address`]);
 //! * the width of the clock that counts a thread's time ([`CLOCK_MASK`]);
 //! * how far from its overflow a counter can be preset ([`PRESET_EVENTS_MAX`]).
 //!
@@ -21,6 +22,6 @@ pub use x86::{
     CLOCK_MASK, EVNTSEL_AMD_EVENT_HIGH, EVNTSEL_ANY, EVNTSEL_CMASK, EVNTSEL_EDGE, EVNTSEL_EN,
     EVNTSEL_EVENT_MASK, EVNTSEL_INSTRUCTIONS, EVNTSEL_INT, EVNTSEL_INV, EVNTSEL_OS, EVNTSEL_PC,
     EVNTSEL_QUALIFIERS, EVNTSEL_RINGS, EVNTSEL_USR, PRESET_EVENTS_MAX, counter_index, events,
-    is_instruction, slot_of_counter_index,
+    is_instruction, is_kernels_address, slot_of_counter_index,
 };
 pub(crate) use x86::{EVNTSEL_EVENT, EVNTSEL_GUEST, EVNTSEL_PRIVILEGED};

@@ -9,10 +9,11 @@
 //! What the host executes for a machine is in the kernel or in a program of the host.
 
 use anyhow::{Result, ensure};
+use shared_abi::arch::is_kernels_address;
 
 use super::super::perf;
 use crate::host::{CONTROL_DOMAIN, kernel_of};
-use crate::profile::{Frame, Layer, Module, Profile, Thread, is_kernels};
+use crate::profile::{Frame, Layer, Module, Profile, Thread};
 
 /// The difference between the process numbers of two domains whose numbers are consecutive. A
 /// domain's process and its virtual CPU 0 have the same number, and each further virtual CPU has
@@ -96,7 +97,9 @@ pub fn mode(profile: &Profile, thread: &Thread, frame: Frame) -> u32 {
     let layer = frame.module.and_then(|module| profile.modules[module as usize].layer);
     let is_guest = profile.host.is_some() && thread.pid != CONTROL_DOMAIN;
     match layer {
-        Some(Layer::Hypervisor) if profile.is_of_kvm_host() && !is_kernels(frame.address) => {
+        Some(Layer::Hypervisor)
+            if profile.is_of_kvm_host() && !is_kernels_address(frame.address) =>
+        {
             perf::PERF_RECORD_MISC_USER
         }
         Some(Layer::Kernel) if is_guest => perf::PERF_RECORD_MISC_GUEST_KERNEL,

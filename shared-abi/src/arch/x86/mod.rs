@@ -69,6 +69,12 @@ pub const fn is_instruction(vector: u8) -> bool {
     matches!(vector, 3 | 4)
 }
 
+/// Returns whether an address is a kernel's: kernels have the upper half of all canonical addresses
+/// (SDM volume 1, 3.3.7.1), and programs have the lower half.
+pub const fn is_kernels_address(address: u64) -> bool {
+    address >> 63 == 1
+}
+
 /// Returns the index by which RDPMC reads the counter.
 pub const fn counter_index(slot: PhysSlot) -> u32 {
     match slot.fixed_number() {
