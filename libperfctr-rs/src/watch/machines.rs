@@ -67,7 +67,7 @@ impl CpuMode {
     /// Returns whether an interrupt at this address, of which the kernel says that it came in the
     /// mode `arrived`, came in this mode.
     ///
-    /// Up to Linux 6.7, KVM tells perf the mode in which the virtual CPU was when it was last
+    /// The KVM of Linux 6.1 tells perf the mode in which the virtual CPU was when it was last
     /// preempted, and not its present one. So the address decides. Only a kernel that is where
     /// programs should be depends on what KVM says.
     fn is_at(self, arrived: Self, ip: u64) -> bool {
