@@ -79,9 +79,9 @@ static struct perfctr_probe perfctr_watched[] = {
 };
 
 /*
- * In an upcall of Xen's the kernel knows the interrupted registers. At the
- * return from a signal's handler there are none, and the core is told that an
- * instruction has brought the thread here, as INT3 would.
+ * During Xen's upcall the kernel knows the registers that were interrupted.
+ * rt_sigreturn is a system call, so there are none. An instruction has brought
+ * the thread here then, and INT3's vector says that to the core.
  */
 static int perfctr_on_call(struct kprobe *probe, struct pt_regs *unused)
 {
@@ -90,10 +90,10 @@ static int perfctr_on_call(struct kprobe *probe, struct pt_regs *unused)
 }
 
 /*
- * After the first of these calls, the thread's registers look as if it had left
- * user mode by an interrupt. If an event comes while Linux handles another one,
- * Xen makes the second call, although Linux handles the event in the first one,
- * and traces nothing in the second.
+ * rt_sigreturn makes the thread's registers look as if an interrupt had brought
+ * the thread into the kernel. Xen's upcall is there because some interrupts hit
+ * no tracepoint: if an event comes while Linux handles an earlier one, Linux
+ * handles both, and the interrupt of the later one finds nothing to do.
  */
 static struct kprobe perfctr_calls[] = {
 	{ .symbol_name = "__x64_sys_rt_sigreturn",

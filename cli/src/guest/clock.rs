@@ -91,8 +91,8 @@ impl Moments {
     }
 }
 
-/// The moments of each CPU of a guest that records. A hypervisor may describe the time to each
-/// virtual CPU by itself, so that the kernel's clock is not quite the same on all of them.
+/// The moments of each CPU of a guest that records. A hypervisor may tell each virtual CPU the time
+/// separately, and then the kernel's clock differs slightly from one CPU to another.
 #[derive(Debug)]
 pub struct EachCpu {
     /// The CPUs on which this thread executes otherwise.

@@ -401,12 +401,16 @@ mod tests {
         assert_eq!(options.groups, [vec![a], vec![b, c]]);
     }
 
+    /// Returns the table of these runs.
+    fn table_of(runs: &[Run]) -> String {
+        let options = options(&["-e", "instructions:u,cycles:u", "a"]);
+        table(&options, "native", &Summary::all(&options.event, runs), &[], runs)
+    }
+
     #[test]
     fn what_could_not_be_counted_is_told_of_all_runs() {
-        let options = options(&["-e", "instructions:u,cycles:u", "a"]);
         let note_of = |unobserved: [u32; 2]| {
-            let runs = unobserved.map(|unobserved| Run { unobserved, ..run([10, 4]) });
-            let text = table(&options, "native", &Summary::all(&options.event, &runs), &[], &runs);
+            let text = table_of(&unobserved.map(|unobserved| Run { unobserved, ..run([10, 4]) }));
             let line = text.lines().find(|line| line.contains("could not be counted"));
             line.map(|line| line.trim().to_owned())
         };
@@ -418,10 +422,8 @@ mod tests {
 
     #[test]
     fn what_was_subtracted_is_told_of_all_runs() {
-        let options = options(&["-e", "instructions:u,cycles:u", "a"]);
         let last_line = |interrupts: [u64; 2]| {
-            let runs = interrupts.map(|interrupts| Run { interrupts, ..run([10, 4]) });
-            let text = table(&options, "native", &Summary::all(&options.event, &runs), &[], &runs);
+            let text = table_of(&interrupts.map(|interrupts| Run { interrupts, ..run([10, 4]) }));
             text.lines().last().unwrap().trim().to_owned()
         };
         let told = "5  interrupts that the CPU counted as instructions, subtracted";

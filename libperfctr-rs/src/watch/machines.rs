@@ -64,8 +64,8 @@ impl CpuMode {
         }
     }
 
-    /// Returns whether an interrupt at this address, of which the kernel says that it came in the
-    /// mode `arrived`, came in this mode.
+    /// Returns whether an interrupt at this address came in this mode. The kernel says that it came
+    /// in the mode `arrived`.
     ///
     /// The KVM of Linux 6.1 tells perf the mode in which the virtual CPU was when it was last
     /// preempted, and not its present one. So the address decides. Only a kernel that is where
