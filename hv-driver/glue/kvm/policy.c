@@ -148,7 +148,7 @@ int perfctr_glue_set_policy(const struct perfctr_hv_domain *wanted)
 	mutex_unlock(&kvm_lock);
 	if (mm)
 		mmput(mm);
-	else
+	if (!wanted->enabled)
 		perfctr_settle_counters();
 	return err;
 }

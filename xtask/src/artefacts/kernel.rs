@@ -9,15 +9,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use super::debug_kernel;
+use super::debug_kernel::{self, DebugKernel};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 
 /// The version in Debian 12, which is the usual one.
 pub const USUAL: &str = "6.1";
-/// The same version, built so that it checks itself.
-pub const DEBUG: &str = "6.1-debug";
 
 /// The same version with PREEMPT_RT.
 pub const RT: &str = "6.1-rt";
@@ -47,7 +45,7 @@ impl Kernel {
     /// Returns the file that QEMU boots. QEMU enters an ELF file through the kernel's code for PVH,
     /// which a kernel with KASAN executes before KASAN has its memory.
     pub fn for_qemu(&self) -> &Path {
-        if self.version == DEBUG { &self.boot_image } else { &self.image }
+        if debug_kernel::of(&self.version).is_some() { &self.boot_image } else { &self.image }
     }
 
     /// Returns the version of its package, such as `6.1.192-2`, as the kernel itself says it.
@@ -124,8 +122,8 @@ fn recipe(version: &str) -> Result<(Recipe, String)> {
 /// Gets the kernel of this version, or Debian 12's own.
 pub fn of(version: Option<&str>) -> Result<Kernel> {
     let Some(version) = version.filter(|version| *version != USUAL) else { return kernel() };
-    if version == DEBUG {
-        return debug();
+    if let Some(kernel) = debug_kernel::of(version) {
+        return debug(kernel);
     }
     let (recipe, text) = recipe(version)?;
     let key = Key::new("linux of another release 1").text(&text);
@@ -219,19 +217,18 @@ pub fn kernel() -> Result<Kernel> {
 }
 
 /// Builds the usual kernel so that it checks itself.
-fn debug() -> Result<Kernel> {
-    let debians = kernel()?;
-    let key = Key::new("debug kernel 1").text(&debians.release);
-    let key = key.text(&debug_kernel::CHECKS.join(" ")).text(debug_kernel::LEFT_OUT);
-    let dir = cache::artefact("debug-kernel", key, |dir| {
+fn debug(kernel: &DebugKernel) -> Result<Kernel> {
+    let debians = self::kernel()?;
+    let dir = cache::artefact("debug-kernel", kernel.key(&debians.release), |dir| {
         let archive = fetch_source(&debians, dir)?;
-        debug_kernel::build(&archive, &debians.config, dir)?;
+        kernel.build(&archive, &debians.config, dir)?;
         fs::remove_file(archive)?;
         let release = fs::read_to_string(dir.join("release"))?;
         decompress(&boot_image(dir, &release)?, &dir.join("vmlinux"))
     })?;
     let tree = dir.join(debug_kernel::TREE);
-    Ok(Kernel { config: tree.join(".config"), tree: Some(tree), ..found(DEBUG, &dir, None)? })
+    let found = found(kernel.version, &dir, None)?;
+    Ok(Kernel { config: tree.join(".config"), tree: Some(tree), ..found })
 }
 
 fn found(version: &str, dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {

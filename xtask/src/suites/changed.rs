@@ -61,8 +61,8 @@ const KVM: &[&str] = &[
     "rr-kvm",
     "vmx",
 ];
-/// The suites that run the module in a kernel that watches its own memory and locks, in guests of
-/// KVM.
+/// The suites that run the module in kernels that watch their own memory and locks, or what the
+/// module reads and writes, in guests of KVM.
 const DEBUG: &[&str] = &[
     "counting-debug-kvm",
     "refusals-debug-kvm",
@@ -71,6 +71,11 @@ const DEBUG: &[&str] = &[
     "overflow-debug-kvm",
     "perf-debug-kvm",
     "vm-fuzz-debug-kvm",
+    "lifecycle-kcsan-kvm",
+    "hostile-kcsan-kvm",
+    "overflow-kcsan-kvm",
+    "perf-kcsan-kvm",
+    "vm-fuzz-kcsan-kvm",
 ];
 /// The suites that run the driver on VT-x.
 const VMX: &[&str] = &[
