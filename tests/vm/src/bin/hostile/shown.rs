@@ -77,7 +77,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         ("a set-gid program is not seen there", || unseen(SET_GID)),
         ("an unreadable program is not seen there", || unseen(UNREADABLE)),
         ("a program whose file has a capability is not seen there", || unseen(CAPABLE)),
-        ("a program of its user's in another container is not seen there", contained_is_unseen),
+        ("a program in a container that its user has made is not seen there", contained_is_unseen),
         ("a program that hides from its user's others is not seen there", hidden_is_unseen),
         ("a mapping is no memory of the process", maps_take_no_memory),
         ("no reference to a page can be taken from a mapping", nothing_to_splice),
@@ -103,6 +103,9 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         }),
         ("a program of its user's in another namespace of users is not seen there", || {
             neighbour_is_unseen(as_nobody, become_nobody_in_own_namespace)
+        }),
+        ("a program of its user's in another container is not seen there", || {
+            neighbour_is_unseen(as_nobody, become_nobody_in_own_container)
         }),
         ("root's programs are not seen where a root without capabilities counts", || {
             neighbour_is_unseen(as_root_without_capabilities, || Ok(()))
@@ -190,6 +193,13 @@ fn become_nobody_for_somebody() -> Result<()> {
 fn become_nobody_in_own_namespace() -> Result<()> {
     become_user(NOBODY)?;
     Ok(unshare(CloneFlags::CLONE_NEWUSER)?)
+}
+
+/// Root may make a namespace of processes in the namespace of users that it shares with others. The
+/// processes are told apart by the namespace in which their children will be.
+fn become_nobody_in_own_container() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    become_user(NOBODY)
 }
 
 /// Has a program do the work on the CPU where a user counts, and passes what that user sees of it
