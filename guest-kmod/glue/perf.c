@@ -71,12 +71,16 @@ static void perfctr_pmu_destroy(struct perf_event *unused)
  */
 static bool perfctr_pmu_fits(struct perf_event *event)
 {
+	struct perfctr_event_config group[PERFCTR_MAX_COUNTERS] = {
+		perfctr_event_config(event)
+	};
 	struct perf_event *leader = event->group_leader, *sibling;
-	struct perfctr_event_config group[PERFCTR_MAX_COUNTERS];
-	u32 events = 0;
+	u32 events = 1;
 
-	group[events++] = perfctr_event_config(event);
-	if (leader != event && leader->pmu == &perfctr_pmu)
+	/* perf locks the list of siblings only for an event that joins them. */
+	if (leader == event)
+		return perfctr_core_events_fit(group, events);
+	if (leader->pmu == &perfctr_pmu)
 		group[events++] = perfctr_event_config(leader);
 	for_each_sibling_event(sibling, leader)
 	{

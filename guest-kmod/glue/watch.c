@@ -113,6 +113,7 @@ static void perfctr_watch_nothing(void)
 /* The caller holds the lock. Only Xen makes the last one of the calls. */
 int perfctr_glue_watch_begin(bool interrupts)
 {
+	unsigned int probes = interrupts ? ARRAY_SIZE(perfctr_watched) : 1;
 	unsigned int i, calls = ARRAY_SIZE(perfctr_calls);
 	int err = 0;
 
@@ -123,9 +124,7 @@ int perfctr_glue_watch_begin(bool interrupts)
 		err = register_kprobe(&perfctr_calls[i]);
 	}
 	if (!err)
-		err = perfctr_probe(perfctr_watched,
-				    interrupts ? ARRAY_SIZE(perfctr_watched) :
-						 1);
+		err = perfctr_probe(perfctr_watched, probes);
 	if (err)
 		perfctr_watch_nothing();
 	else
