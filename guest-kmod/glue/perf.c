@@ -71,12 +71,11 @@ static void perfctr_pmu_destroy(struct perf_event *unused)
  */
 static bool perfctr_pmu_fits(struct perf_event *event)
 {
-	struct perfctr_event_config group[PERFCTR_MAX_COUNTERS] = {
-		perfctr_event_config(event)
-	};
 	struct perf_event *leader = event->group_leader, *sibling;
+	struct perfctr_event_config group[PERFCTR_MAX_COUNTERS];
 	u32 events = 1;
 
+	group[0] = perfctr_event_config(event);
 	/* perf locks the list of siblings only for an event that joins them. */
 	if (leader == event)
 		return perfctr_core_events_fit(group, events);
@@ -116,9 +115,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	hw->config_base = config.fixed;
 	hw->event_base = config.slots | (u64)config.branches << 32;
 	hw->idx = -1;
-	if (!perfctr_pmu_fits(event))
-		return -EINVAL;
-	err = perfctr_glue_watch();
+	err = perfctr_pmu_fits(event) ? perfctr_glue_watch() : -EINVAL;
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;

@@ -30,7 +30,7 @@ pub struct DebugKernel {
     suffix: &'static str,
     /// The options that are switched on.
     options: &'static [&'static str],
-    /// The arguments of `make` for the kernel itself, which the modules of others are built without.
+    /// The arguments of `make` for the kernel itself. Modules of others are built without them.
     make: &'static [&'static str],
 }
 
