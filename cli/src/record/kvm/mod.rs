@@ -31,7 +31,7 @@ use crate::host::{
 use crate::profile::{
     Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Symbol, Task, Thread,
 };
-use crate::program::name;
+use crate::program::{cgroup, name};
 use crate::text::counted;
 
 const DEVICE: &str = "/dev/kvm";
@@ -210,7 +210,8 @@ impl Collector {
                 0 => Task::idle(),
                 _ => {
                     let [name, process] = [tid, pid].map(|number| name(number.cast_signed()));
-                    Task { pid, tid, name, process }
+                    let cgroup = cgroup(pid.cast_signed()).into();
+                    Task { pid, tid, name, process, cgroup }
                 }
             });
         }

@@ -92,9 +92,11 @@ fn is_complete(printed: &str, tally: &mut Tally) {
 fn join(domain: u32, clock: DomainClock, both: [Value; 2], tally: &mut Tally) -> Result<()> {
     let table = report(domain, &["-s", "layer,process,symbol"])?;
     println!("{table}");
+    let groups = report(domain, &["-s", "layer,cgroup,symbol"])?;
+    println!("{groups}");
     println!("{}", report(domain, &["-s", "thread,layer"])?);
     let profile = HostProfile::read(PROFILE)?;
-    let joined = Joined { domain, clock, profile: &profile, table: &table };
+    let joined = Joined { domain, clock, profile: &profile, table: &table, groups: &groups };
     let [left, right] = both.map(Worked::of_json);
     judge(&joined, &[left?, right?], tally)?;
     formats(domain, tally)

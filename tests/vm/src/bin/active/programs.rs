@@ -13,6 +13,7 @@ use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::read::Counters;
+use vm_tests::cgroup::Cgroup;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, run_on};
 
@@ -109,15 +110,22 @@ fn worked_file(program: &str) -> String {
     format!("/tmp/{program}.worked")
 }
 
-/// Runs both programs to their ends.
+/// Enters a control group, and executes a program there.
+const ENTER: &str = "echo $$ > $0 && exec \"$@\"";
+
+/// Runs both programs to their ends, each in a control group of its own, which has its name.
 pub fn both() -> Result<ExitCode> {
-    let start = |program: &&str| -> Result<Child> {
+    let groups = PROGRAMS.iter().map(|program| Cgroup::new(program)).collect::<Result<Vec<_>>>()?;
+    let start = |group: &Cgroup| -> Result<Child> {
+        let program = group.name;
         let path = format!("/tmp/{program}");
         fs::copy(env::current_exe()?, &path)?;
         let flag = format!("--{program}");
-        Ok(Command::new(path).args([flag, worked_file(program)]).spawn()?)
+        let mut shell = Command::new("sh");
+        shell.args(["-c", ENTER]).arg(group.processes());
+        Ok(shell.args([path, flag, worked_file(program)]).spawn()?)
     };
-    let children = PROGRAMS.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let children = groups.iter().map(start).collect::<Result<Vec<_>>>()?;
     for mut child in children {
         ensure!(child.wait()?.success(), "a program failed");
     }
