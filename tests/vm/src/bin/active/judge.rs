@@ -17,6 +17,8 @@ const FUNCTION_BYTES: u64 = 64;
 
 /// A host's profile that the report has joined with what a domain says.
 pub struct Joined<'a> {
+    /// The domain in words.
+    pub whose: &'a str,
     /// The domain's number, and its time-stamp counter.
     pub domain: u32,
     pub clock: DomainClock,
@@ -48,7 +50,7 @@ fn judge_one(
     unknown: u64,
     tally: &mut Tally,
 ) -> Result<()> {
-    let program = PROGRAMS[n];
+    let (program, whose) = (PROGRAMS[n], joined.whose);
     let (all, during) = joined.samples_of(worked)?;
     println!("{program}: {all} samples at its function, {during} during its work");
     for (what, table, key) in [
@@ -61,7 +63,7 @@ fn judge_one(
         let why = format!("{own} of {all} samples, {unknown} may be unknown, {found:?} of others");
         let is_own = own <= all && own + unknown >= all && found.is_empty();
         tally.check(
-            &format!("each sample of the program {program} is of its {what} and function"),
+            &format!("{whose}: each sample of the program {program} is of its {what} and function"),
             if is_own { Ok(()) } else { Err(why) },
         );
     }
@@ -72,7 +74,7 @@ fn judge_one(
     println!("{program}: {why}");
     let fits = periods > 100 && during.abs_diff(periods) <= off;
     let fits = if fits { Ok(()) } else { Err(why) };
-    tally.check(&format!("the program {program} has a sample for each period"), fits);
+    tally.check(&format!("{whose}: the program {program} has a sample for each period"), fits);
     Ok(())
 }
 

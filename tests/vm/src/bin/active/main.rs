@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests a host's profile of a domain that says which threads it executes: the control domain
-//! itself, which is a PV guest, or with `beside` a PVH tenant.
+//! itself, which is a PV guest, or with `beside` a PVH tenant and then an HVM one.
 //!
 //! Two programs compete for one virtual CPU of that domain. Each executes a function of its own
 //! almost all the time, so the address of a sample says which program it is of. `perfctr record
