@@ -135,9 +135,13 @@ impl<'a> Recording<'a> {
         if self.grouped.elapsed() < GROUPS_EACH {
             return Ok(());
         }
-        let time = Moment::now(1)?.ns;
         for pid in processes()? {
-            self.add_group(pid.cast_unsigned(), time)?;
+            let group = program::cgroup(pid);
+            // A process that has ended meanwhile was in the group that is known.
+            if !group.is_empty() {
+                let time = Moment::now(1)?.ns;
+                self.stream.cgroup(pid.cast_unsigned(), group.as_bytes(), time)?;
+            }
         }
         self.grouped = Instant::now();
         Ok(())

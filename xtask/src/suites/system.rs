@@ -15,8 +15,8 @@ use crate::suites::tenants;
 /// also while the control domain says which threads it executes, and then guests sample themselves
 /// while the host is sampled. On the second one, an AMD machine, a PVH tenant is sampled, and in
 /// the long tier also the host. The long tier has three more: one whose PVH and HVM tenants say
-/// which threads they execute, one where there are only accounts, and one where a PVH tenant is sampled
-/// and accounted.
+/// which threads they execute, one where there are only accounts, and one where a PVH tenant is
+/// sampled and accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(

@@ -8,8 +8,9 @@
 //! program and the same function. Each program also counts its own instructions, by which there
 //! must be one sample for each period.
 //!
-//! With `--both` this runs the two programs. With `--left FILE` and `--right FILE` it is one of
-//! them. With `tenant` it is the first program of a tenant.
+//! With `--both` this runs the two programs, with `--enter` each in a control group of its own.
+//! With `--left FILE` and `--right FILE` it is one of them. With `tenant` it is the first program
+//! of a tenant.
 
 mod control;
 mod judge;
@@ -29,6 +30,7 @@ fn main() -> Result<ExitCode> {
         ["beside"] => control::beside(),
         ["tenant"] => tenant::run(),
         ["--both"] => programs::both(),
+        ["--enter", processes, ref program @ ..] => programs::enter(processes, program),
         ["--left", file] => programs::left(file.as_ref()),
         ["--right", file] => programs::right(file.as_ref()),
         _ => bail!("unknown arguments {arguments:?}"),

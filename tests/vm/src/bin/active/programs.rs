@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -110,8 +111,12 @@ fn worked_file(program: &str) -> String {
     format!("/tmp/{program}.worked")
 }
 
-/// Enters a control group, and executes a program there.
-const ENTER: &str = "echo $$ > $0 && exec \"$@\"";
+/// Enters the control group that has this file of processes, and becomes this program there.
+pub fn enter(processes: &str, program: &[&str]) -> Result<ExitCode> {
+    fs::write(processes, std::process::id().to_string()).context(processes.to_owned())?;
+    let (path, arguments) = program.split_first().context("no program")?;
+    Err(Command::new(path).args(arguments).exec()).context((*path).to_owned())
+}
 
 /// Runs both programs to their ends, each in a control group of its own, which has its name.
 pub fn both() -> Result<ExitCode> {
@@ -121,9 +126,9 @@ pub fn both() -> Result<ExitCode> {
         let path = format!("/tmp/{program}");
         fs::copy(env::current_exe()?, &path)?;
         let flag = format!("--{program}");
-        let mut shell = Command::new("sh");
-        shell.args(["-c", ENTER]).arg(group.processes());
-        Ok(shell.args([path, flag, worked_file(program)]).spawn()?)
+        let mut entering = Command::new(env::current_exe()?);
+        entering.arg("--enter").arg(group.processes());
+        Ok(entering.args([path, flag, worked_file(program)]).spawn()?)
     };
     let children = groups.iter().map(start).collect::<Result<Vec<_>>>()?;
     for mut child in children {
