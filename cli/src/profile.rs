@@ -17,6 +17,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Seek, SeekFrom,
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::utsname::uname;
@@ -272,12 +273,16 @@ pub struct Task {
     pub name: String,
     /// The name of its process's first thread.
     pub process: String,
+    /// The path of its process's control group (cgroup v2).
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub cgroup: Arc<str>,
 }
 
 impl Task {
     /// Returns the thread that executes while there is nothing to do.
     pub fn idle() -> Self {
-        Self { pid: 0, tid: 0, name: "idle".to_owned(), process: "idle".to_owned() }
+        let [name, process] = ["idle"; 2].map(str::to_owned);
+        Self { pid: 0, tid: 0, name, process, cgroup: Arc::default() }
     }
 }
 
@@ -299,6 +304,12 @@ impl Thread {
             }
             None => "-".to_owned(),
         }
+    }
+
+    /// Returns the control group of that process, or a hyphen if it is not known.
+    pub fn cgroup(&self) -> String {
+        let path = self.task.as_ref().map_or("", |task| &task.cgroup);
+        if path.is_empty() { "-".to_owned() } else { harmless(path) }
     }
 }
 

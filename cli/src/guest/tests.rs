@@ -362,6 +362,80 @@ fn a_child_has_its_parents_name_and_memory() {
     assert_eq!(all, ["80/80 a of a: a_second"]);
 }
 
+/// Returns the control group of each sample, in the order of time.
+fn groups(profile: &Profile) -> Vec<String> {
+    let stacks = profile.stacks.iter();
+    let mut all: Vec<(u64, String)> = stacks
+        .flat_map(|stack| {
+            let group = profile.threads[stack.thread as usize].cgroup();
+            stack.times.iter().map(move |&time| (time, group.clone()))
+        })
+        .collect();
+    all.sort();
+    all.into_iter().map(|(_, group)| group).collect()
+}
+
+#[test]
+fn a_process_is_in_the_group_that_was_read_last_or_in_its_parents() {
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, A_WORKER);
+    made.stream.cgroup(PROGRAM_A.0, b"/first.slice", 0).unwrap();
+    made.fork(3_000, 0, PROGRAM_A, PROGRAM_B).switch(3_500, 1, IDLE, PROGRAM_B);
+    made.stream.cgroup(PROGRAM_A.0, b"/second.slice/a", 4_000).unwrap();
+    made.stream.cgroup(PROGRAM_B.0, b"/third", 6_000).unwrap();
+    // Of a process that has ended, the group is not known.
+    made.stream.cgroup(PROGRAM_A.0, b"", 8_000).unwrap();
+    made.switch(8_800, 2, IDLE, IDLE).lost(9_000, 2, IDLE);
+    let mut profile = host(&[
+        (user(0, 0x5004), 2_500),
+        (user(0, 0x5004), 3_999),
+        (user(0, 0x5004), 4_001),
+        (user(1, 0x5004), 5_000),
+        (user(1, 0x5004), 7_000),
+        (user(0, 0x5004), 8_500),
+        (user(1, 0x5004), 9_500),
+    ]);
+    joined(&mut profile, made);
+    let expected =
+        ["/first.slice", "/first.slice", "/second.slice/a", "/first.slice", "/third", "-", "-"];
+    assert_eq!(groups(&profile), expected);
+}
+
+#[test]
+fn groups_with_any_names_are_shown_and_too_long_ones_are_not() {
+    let longest = format!("/{}", "x".repeat(4094));
+    let paths = ["/a\u{1b}[2J", &longest, &format!("{longest}y"), "no path"];
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, PROGRAM_A);
+    let times = [3_000, 4_000, 5_000, 6_000];
+    for (path, time) in paths.iter().zip(times) {
+        made.stream.cgroup(PROGRAM_A.0, path.as_bytes(), time).unwrap();
+    }
+    made.stream.cgroup(PROGRAM_A.0, b"/\xff", 7_000).unwrap();
+    let mut profile =
+        host(&[3_500, 4_500, 5_500, 6_500, 7_500].map(|time| (user(0, 0x5004), time)));
+    joined(&mut profile, made);
+    assert_eq!(groups(&profile), ["/a\\u{1b}[2J", &longest, "-", "no path", "/\u{fffd}"]);
+}
+
+#[test]
+fn a_recording_notices_which_processes_have_executed_a_program() {
+    let mut stream = Stream::new(Cursor::<Vec<u8>>::default(), &Turns::records()).unwrap();
+    let mut record = Vec::new();
+    let (kind, exec) = (perf::PERF_RECORD_COMM, perf::PERF_RECORD_MISC_COMM_EXEC);
+    for (pid, misc, time) in [(70_u32, exec, 5_000_u64), (80, 0, 6_000), (90, exec, 7_000)] {
+        record.extend(kind.to_le_bytes());
+        record.extend([misc as u16, 48].map(u16::to_le_bytes).as_flattened());
+        record.extend([pid, pid + 1, 0x61, 0, pid, pid].map(u32::to_le_bytes).as_flattened());
+        record.extend(time.to_le_bytes());
+        record.extend([3, 0].map(u32::to_le_bytes).as_flattened());
+    }
+    assert_eq!(stream.add(&record).unwrap().executed, [(70, 5_000), (90, 7_000)]);
+    record.truncate(8);
+    record[6] = 8;
+    assert_eq!(stream.add(&record).unwrap().executed, [], "a record that is too short");
+}
+
 #[test]
 fn samples_too_close_to_a_switch_are_counted() {
     let mut made = Made::new();
@@ -493,6 +567,7 @@ fn files_that_were_cut_or_changed_end_in_an_error_or_in_names() {
         .lost(2_500, 0, PROGRAM_A);
     made.fork(3_000, 0, PROGRAM_A, PROGRAM_B);
     made.switch(4_000, 0, PROGRAM_A, PROGRAM_B);
+    made.stream.cgroup(PROGRAM_B.0, b"/b", 4_500).unwrap();
     let whole = made.bytes();
     let read = |bytes: &[u8]| {
         let mut profile = host(&[(user(0, 0x5004), 3_000), (kernel(1), 5_000)]);

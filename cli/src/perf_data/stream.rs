@@ -24,6 +24,8 @@ pub struct Seen {
     pub files: BTreeSet<Vec<u8>>,
     /// How many records were lost.
     pub lost: u64,
+    /// The processes that have executed a program, and when. Unit: ns.
+    pub executed: Vec<(u32, u64)>,
 }
 
 /// A file that is being written.
@@ -65,6 +67,9 @@ impl<W: Write + Seek> Stream<W> {
                     let lost = record.body.get(8..16).and_then(|word| word.try_into().ok());
                     seen.lost = seen.lost.saturating_add(lost.map_or(0, u64::from_le_bytes));
                 }
+                perf::PERF_RECORD_COMM if record.has(perf::PERF_RECORD_MISC_COMM_EXEC) => {
+                    seen.executed.extend(executed(record.body));
+                }
                 perf::PERF_RECORD_MMAP2 => {
                     seen.files.insert(before_zero(map_path(record.body)).to_vec());
                 }
@@ -99,6 +104,16 @@ impl<W: Write + Seek> Stream<W> {
         Ok(self.write(&record)?)
     }
 
+    /// Adds the control group in which a process is at this time, or an empty path if that is not
+    /// known. perf's record of a group has the group's number and its path. Here the number is the
+    /// process's.
+    pub fn cgroup(&mut self, pid: u32, path: &[u8], time: u64) -> Result<()> {
+        let mut body = Bytes::default();
+        body.u64(pid.into()).name(path, 8);
+        let record = identified(&mut body, pid, pid, time).record(perf::PERF_RECORD_CGROUP, 0)?;
+        Ok(self.write(&record)?)
+    }
+
     /// Ends the file with perfctr's own section, and returns it. Until now it has no records for
     /// readers.
     pub fn finish(mut self, section: &[u8]) -> io::Result<W> {
@@ -122,7 +137,17 @@ impl<W: Write + Seek> Stream<W> {
     }
 }
 
-/// Adds the fields that the kernel's records have at their end.
+/// Returns which process has executed a program by this record, and when.
+fn executed(body: &[u8]) -> Option<(u32, u64)> {
+    let time = body.len().checked_sub(IDENTIFIED_BYTES - 8)?;
+    let time = u64::from_le_bytes(body.get(time..time + 8)?.try_into().ok()?);
+    Some((u32::from_le_bytes(body.get(..4)?.try_into().ok()?), time))
+}
+
+/// How long the fields are that the kernel's records have at their end.
+const IDENTIFIED_BYTES: usize = 24;
+
+/// Adds these fields.
 fn identified(body: &mut Bytes, pid: u32, tid: u32, time: u64) -> &mut Bytes {
     body.u32(pid).u32(tid).u64(time).u32(NO_CPU).u32(0)
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use perfctr_gate::text::harmless;
@@ -17,6 +18,8 @@ use crate::profile::Module;
 /// The most mappings that all processes have had together. A process that is started has its
 /// parent's mappings, so without this limit a short file could have any number of them.
 const MAPS_MAX: usize = 1 << 24;
+/// The longest path of a group of processes, which is Linux's limit (`PATH_MAX`). Unit: bytes.
+const GROUP_MAX: usize = 4096;
 
 /// The code at some addresses of a process.
 #[derive(Clone, Copy)]
@@ -39,6 +42,8 @@ pub struct Tasks<'a> {
     /// The number of mappings that they have had.
     maps: usize,
     names: HashMap<u32, String>,
+    /// The control group of each process of which it is known.
+    groups: HashMap<u32, Arc<str>>,
     /// The files that are mapped.
     pub files: Vec<Module>,
     places: HashMap<(Vec<u8>, Option<String>), usize>,
@@ -51,6 +56,7 @@ impl<'a> Tasks<'a> {
             spaces: HashMap::new(),
             maps: 0,
             names: HashMap::new(),
+            groups: HashMap::new(),
             files: Vec::new(),
             places: HashMap::new(),
             describe: Box::new(describe),
@@ -71,11 +77,28 @@ impl<'a> Tasks<'a> {
     pub fn forget(&mut self) {
         self.spaces.clear();
         self.names.clear();
+        self.groups.clear();
     }
 
     /// Returns the name of a thread, which is empty if it is not known.
     pub fn name(&self, tid: u32) -> &str {
         self.names.get(&tid).map_or("", |name| name)
+    }
+
+    /// Returns the control group of a process, which is empty if it is not known.
+    pub fn group(&self, pid: u32) -> Arc<str> {
+        self.groups.get(&pid).cloned().unwrap_or_default()
+    }
+
+    /// Takes a record that says in which control group a process is, as `perfctr record --names`
+    /// writes it. A path that is longer than Linux's can be is not known.
+    pub fn regroup(&mut self, record: &Record<'_>) -> Result<()> {
+        let mut input = Input(record.body);
+        let pid = input.u64()? as u32;
+        let path = before_zero(input.0);
+        let path = if path.len() < GROUP_MAX { text(path) } else { String::new() };
+        self.groups.insert(pid, harmless(&path).into());
+        Ok(())
     }
 
     /// Returns the index of the file that a process has mapped at this address, and the address as
@@ -108,6 +131,7 @@ impl<'a> Tasks<'a> {
         if pid != parent {
             let space = self.spaces.get(&parent).cloned().unwrap_or_default();
             self.spaces.insert(pid, space);
+            self.groups.insert(pid, self.group(parent));
         }
         Ok(())
     }

@@ -577,7 +577,7 @@ fn machines_of_a_kvm_host_are_guests_and_their_processes_are_the_hosts() {
     let web = Thread { pid: 4_000_000, name: "web".into(), ..profile.threads[1].clone() };
     profile.threads[1] = web.clone();
     profile.threads[2] = Thread { tid: 0, ..web };
-    let task = Task { pid: 7, tid: 7, name: "sh".into(), process: "sh".into() };
+    let task = Task { pid: 7, tid: 7, name: "sh".into(), ..Task::idle() };
     profile.threads[0] =
         Thread { tid: 7, name: "host".into(), task: Some(task), ..profile.threads[0].clone() };
     let OfHost { samples, functions, maps, .. } = OfHost::read(&encode(&[profile]).unwrap());

@@ -137,6 +137,7 @@ fn is_known(kind: u32) -> bool {
             | perf::PERF_RECORD_EXIT
             | perf::PERF_RECORD_LOST
             | perf::PERF_RECORD_SWITCH_CPU_WIDE
+            | perf::PERF_RECORD_CGROUP
     )
 }
 
@@ -238,7 +239,8 @@ impl Ordered for Walk<'_> {
         self.until(time);
         self.tasks.take(&record)?;
         if cpu == NO_CPU {
-            return Ok(());
+            let is_group = record.kind == perf::PERF_RECORD_CGROUP;
+            return if is_group { self.tasks.regroup(&record) } else { Ok(()) };
         }
         let turn = self.cpus.entry(cpu).or_insert_with(|| Turn::of(by));
         turn.id = by;
@@ -300,7 +302,7 @@ impl Walk<'_> {
             IDLE => Executed::Idle,
             _ => {
                 let [name, process] = [tid, pid].map(|id| self.tasks.name(id).to_owned());
-                Executed::Thread(Task { pid, tid, name, process })
+                Executed::Thread(Task { pid, tid, name, process, cgroup: self.tasks.group(pid) })
             }
         };
         let code = address.and_then(|address| self.tasks.code(pid, address));

@@ -177,6 +177,18 @@ pub fn name(pid: pid_t) -> String {
     harmless(&String::from_utf8_lossy(name))
 }
 
+/// Returns the group of cgroup v2 in which a process is, as its path below the root of all groups
+/// that this program sees. It is empty if the process has ended or there are no such groups.
+pub fn cgroup(pid: pid_t) -> String {
+    let groups = fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    cgroup_of(&String::from_utf8_lossy(&groups)).to_owned()
+}
+
+/// Finds that group in `/proc/PID/cgroup`, see `cgroups(7)`.
+fn cgroup_of(groups: &str) -> &str {
+    groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default()
+}
+
 /// Makes this program the parent of all orphans of the processes that it starts, so that it can
 /// wait for them.
 pub fn adopt_orphans() -> io::Result<()> {
@@ -215,6 +227,16 @@ mod tests {
                 assert_eq!(ended, expected, "alarm {again}, intervals: {intervals}");
             }
         }
+    }
+
+    #[test]
+    fn the_group_is_that_of_cgroup_v2() {
+        let both = "12:cpu,cpuacct:/a:b\n1:name=systemd:/init.scope\n0::/web.slice/a:b.service\n";
+        assert_eq!(cgroup_of(both), "/web.slice/a:b.service");
+        assert_eq!(cgroup_of("10::/a\n1:name=systemd:/init.scope\n"), "");
+        let own = std::process::id().cast_signed();
+        let of_file = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        assert_eq!((cgroup(own), cgroup(-1)), (cgroup_of(&of_file).to_owned(), String::new()));
     }
 
     #[test]

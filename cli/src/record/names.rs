@@ -21,11 +21,15 @@ use crate::perf_data::Mapped;
 use crate::perf_data::stream::Stream;
 use crate::profile::Place;
 use crate::program::beside::{self, Beside};
-use crate::program::{Signals, Target, processes, threads};
+use crate::program::{self, Signals, Target, processes, threads};
 use crate::text::{counted, print_note};
 
 /// After records were lost, the state of all processes is read anew, but not more often than this.
 const ANEW_EACH: Duration = Duration::from_secs(1);
+/// The control groups of all processes are read anew after this time. The kernel does not report
+/// moves of processes from one group to another. Who starts a program in a group usually moves the
+/// process there before it executes the program, and then the group is read, too.
+const GROUPS_EACH: Duration = Duration::from_secs(10);
 /// The time of what was there before the first record.
 const BEFORE: u64 = 0;
 
@@ -51,6 +55,8 @@ struct Recording<'a> {
     /// Whether records were lost since the state of all processes was read.
     is_old: bool,
     read: Instant,
+    /// When the control groups of all processes were read.
+    grouped: Instant,
 }
 
 impl<'a> Recording<'a> {
@@ -67,16 +73,22 @@ impl<'a> Recording<'a> {
             lost: 0,
             is_old: false,
             read: now,
+            grouped: now,
         })
     }
 
     /// Takes what the kernel has written.
     fn take(&mut self) -> Result<()> {
+        let mut executed = Vec::new();
         for records in self.turns.take() {
             let mut seen = self.stream.add(&records)?;
             self.files.append(&mut seen.files);
             self.lost = self.lost.saturating_add(seen.lost);
             self.is_old |= seen.lost > 0;
+            executed.append(&mut seen.executed);
+        }
+        for (pid, time) in executed {
+            self.add_group(pid, time)?;
         }
         if self.is_old && self.read.elapsed() >= ANEW_EACH {
             (self.is_old, self.read) = (false, Instant::now());
@@ -90,6 +102,7 @@ impl<'a> Recording<'a> {
         for pid in processes()? {
             // A process may end at any moment.
             let number = pid.cast_unsigned();
+            self.add_group(number, time)?;
             for tid in threads(pid).unwrap_or_default() {
                 if let Ok(name) = fs::read(format!("/proc/{pid}/task/{tid}/comm")) {
                     let name = name.strip_suffix(b"\n").unwrap_or(&name);
@@ -109,6 +122,28 @@ impl<'a> Recording<'a> {
                 self.files.insert(path.to_vec());
             }
         }
+        Ok(())
+    }
+
+    /// Adds the control group of a process. If the process has ended, the group is not known.
+    fn add_group(&mut self, pid: u32, time: u64) -> Result<()> {
+        self.stream.cgroup(pid, program::cgroup(pid.cast_signed()).as_bytes(), time)
+    }
+
+    /// Adds the control groups of all processes, if they were read long ago.
+    fn group_anew(&mut self) -> Result<()> {
+        if self.grouped.elapsed() < GROUPS_EACH {
+            return Ok(());
+        }
+        for pid in processes()? {
+            let group = program::cgroup(pid);
+            // A process that has ended meanwhile was in the group that is known.
+            if !group.is_empty() {
+                let time = Moment::now(1)?.ns;
+                self.stream.cgroup(pid.cast_unsigned(), group.as_bytes(), time)?;
+            }
+        }
+        self.grouped = Instant::now();
         Ok(())
     }
 
@@ -135,6 +170,7 @@ impl Beside for Recording<'_> {
 
     fn tick(&mut self) -> Result<()> {
         self.moments.as_mut().map_or(Ok(()), EachCpu::tick)?;
+        self.group_anew()?;
         self.take()
     }
 }

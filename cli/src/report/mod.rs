@@ -87,6 +87,9 @@ pub enum Key {
     Thread,
     /// The number and the name of the domain's process, in a host's profile with `--guest`.
     Process,
+    /// The control group (cgroup v2) of that process. On a KVM host, the host's own processes have
+    /// one, too.
+    Cgroup,
     /// The file that the code is in.
     Module,
     /// The function.
@@ -128,7 +131,7 @@ impl Key {
                 "the profile has no samples of the kernel, so it has no layers"
             );
             ensure!(
-                has_tasks || *key != Self::Process,
+                has_tasks || !matches!(key, Self::Process | Self::Cgroup),
                 "the profile does not say which processes its domains executed: `--guest` adds that"
             );
             ensure!(
@@ -462,7 +465,8 @@ mod tests {
 
     /// Returns a thread that a domain has named.
     pub fn task() -> Task {
-        Task { pid: 70, tid: 71, name: "worker".into(), process: "web".into() }
+        let (name, process) = ("worker".to_owned(), "web".to_owned());
+        Task { pid: 70, tid: 71, name, process, cgroup: "/web.slice".into() }
     }
 
     /// Returns a profile of a host: the hypervisor for two domains, a kernel, and a user mode.
@@ -624,8 +628,10 @@ mod tests {
     #[test]
     fn threads_of_domains_are_shown_where_they_are_known() {
         let (mut profile, names) = of_host();
-        let why = Key::columns(&[Key::Process], &profile).unwrap_err().to_string();
-        assert!(why.ends_with("`--guest` adds that"), "{why}");
+        for key in [Key::Process, Key::Cgroup] {
+            let why = Key::columns(&[key], &profile).unwrap_err().to_string();
+            assert!(why.ends_with("`--guest` adds that"), "{why}");
+        }
         profile.threads[1].task = Some(task());
         let columns = Key::columns(&[], &profile).unwrap();
         assert_eq!(columns, [Key::Layer, Key::Domain, Key::Process, Key::Symbol]);
@@ -636,6 +642,17 @@ mod tests {
         };
         let expected = [row("-", "Domain-0 vCPU 1", 6), row("70 web", "domain 3 71 worker", 4)];
         assert_eq!(rows, expected);
+        let groups = |profile: &Profile| {
+            let rows = table::rows(profile, &names, &[Key::Cgroup]).into_iter();
+            rows.map(|(row, samples)| (row.concat(), samples)).collect::<Vec<_>>()
+        };
+        assert_eq!(groups(&profile), [("-".to_owned(), 6), ("/web.slice".to_owned(), 4)]);
+        let mut hostile = profile.clone();
+        let task = Task { cgroup: "/a\u{1b}[31m".into(), ..task() };
+        hostile.threads[1].task = Some(task);
+        assert_eq!(groups(&hostile)[1].0, "/a\\u{1b}[31m");
+        hostile.threads[1].task = Some(Task { cgroup: "".into(), ..self::task() });
+        assert_eq!(groups(&hostile), [("-".to_owned(), 10)]);
         let folded = folded(&profile, &names, usual(&profile));
         let line = "domain 3 71 worker;user;[user mode of domain 3] 3";
         assert!(folded.lines().any(|found| found == line), "{folded}");

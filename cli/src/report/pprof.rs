@@ -186,7 +186,12 @@ fn labels_of_host(
     let thread = &profile.threads[stack.thread as usize];
     let vcpu = ["vcpu".to_owned(), thread.tid.to_string()];
     let mut labels = vec![column(Key::Layer), column(Key::Domain), vcpu, column(Key::Cpu)];
-    labels.extend(thread.task.iter().map(|_| column(Key::Process)));
+    if let Some(task) = &thread.task {
+        labels.push(column(Key::Process));
+        if !task.cgroup.is_empty() {
+            labels.push(column(Key::Cgroup));
+        }
+    }
     labels
 }
 
@@ -301,7 +306,8 @@ mod tests {
         host.threads[1].task = Some(task());
         let document = read(&host, &names);
         let process = ("process".to_owned(), "70 web".to_owned(), 0);
-        assert_eq!(labels(&document, 3).last(), Some(&process));
+        let cgroup = ("cgroup".to_owned(), "/web.slice".to_owned(), 0);
+        assert_eq!(labels(&document, 3)[4..], [process, cgroup]);
         let numbers: Vec<i64> = document.sample[3].label[1..3].iter().map(|l| l.num).collect();
         assert_eq!(numbers, [71, 70]);
     }

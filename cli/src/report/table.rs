@@ -92,6 +92,7 @@ pub fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key, time: u
     match key {
         Key::Thread => thread(profile, stack),
         Key::Process => profile.threads[stack.thread as usize].process(),
+        Key::Cgroup => profile.threads[stack.thread as usize].cgroup(),
         Key::Module => named.module.clone(),
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),

@@ -74,6 +74,11 @@ impl HostProfile {
         number(&self.document["host"]["kvm"]["clock_error"])
     }
 
+    /// Returns how many samples of a KVM host are missing, as the recording command has found out.
+    pub fn missing(&self) -> u64 {
+        number(&self.document["host"]["kvm"]["missing"])
+    }
+
     /// Returns all samples.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 pub mod bodies;
 pub mod bpf;
 pub mod branches;
+pub mod cgroup;
 pub mod disturb;
 pub mod emulated;
 pub mod expected;

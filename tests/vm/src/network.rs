@@ -52,7 +52,8 @@ pub fn prepare() -> Result<String> {
     );
     fs::write(SCRIPT, script)?;
     fs::set_permissions(SCRIPT, fs::Permissions::from_mode(0o755))?;
-    Ok(format!("vif = [\"script={SCRIPT}\"]"))
+    // An HVM domain would also get an emulated card.
+    Ok(format!("vif = [\"type=vif,script={SCRIPT}\"]"))
 }
 
 /// Connects the tenant, which runs this.

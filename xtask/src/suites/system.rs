@@ -14,9 +14,9 @@ use crate::suites::tenants;
 /// and compares both with the emulator's tally. On the first one, the command samples the host,
 /// also while the control domain says which threads it executes, and then guests sample themselves
 /// while the host is sampled. On the second one, an AMD machine, a PVH tenant is sampled, and in
-/// the long tier also the host. The long tier has three more: one whose PVH tenant says which
-/// threads it executes, one where there are only accounts, and one where a PVH tenant is sampled
-/// and accounted.
+/// the long tier also the host. The long tier has three more: one whose PVH and HVM tenants say
+/// which threads they execute, one where there are only accounts, and one where a PVH tenant is
+/// sampled and accounted.
 pub fn run(report: &mut Report) -> Result<()> {
     let tests_beside = report.volume.pick("--records", "--records --ends");
     let beside = format!(
@@ -50,18 +50,20 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec, "accounts")
 }
 
-/// Describes a machine with a PVH tenant that says which threads it executes.
+/// Describes a machine with a PVH tenant, and later an HVM one, that says which threads it
+/// executes.
 fn active_tenant() -> Result<Spec> {
     let mut spec = Spec::new("pv-amd", ["/work/active", "beside"])?.driver("profile,all")?;
     // The tenant keeps the names of all functions of its kernel and its programs.
     spec.topology.memory_mib += 512;
-    spec.timeout = Duration::from_secs(900);
+    spec.timeout = Duration::from_secs(1800);
     spec.add_program("vm-tests", "active")?;
     spec.add_program("perfctr", "perfctr")?;
     let mut further = tenants::add_network(&mut spec)?;
     let path = "work/perfctr".to_owned();
     further.push((path, guest::program("perfctr", "perfctr")?));
     tenants::add_tenant(&mut spec, "active", &further)?;
+    tenants::add_device_model(&mut spec)?;
     Ok(spec)
 }
 

@@ -31,7 +31,7 @@ use crate::host::{
 use crate::profile::{
     Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Symbol, Task, Thread,
 };
-use crate::program::name;
+use crate::program::{cgroup, name};
 use crate::text::counted;
 
 const DEVICE: &str = "/dev/kvm";
@@ -210,7 +210,8 @@ impl Collector {
                 0 => Task::idle(),
                 _ => {
                     let [name, process] = [tid, pid].map(|number| name(number.cast_signed()));
-                    Task { pid, tid, name, process }
+                    let cgroup = cgroup(pid.cast_signed()).into();
+                    Task { pid, tid, name, process, cgroup }
                 }
             });
         }
@@ -314,12 +315,24 @@ impl Collector {
     /// Returns how many samples there should be beside those that are there or were lost: where the
     /// counters were others' for a part of the time, this is an estimate.
     fn missing(&self) -> u64 {
-        let counted = self.ended.counted.iter();
-        let missing: u64 = counted.map(|counted| counted.missing(self.profile.period)).sum();
-        // An interrupt of the last period may not have come before sampling ended.
-        let within = self.ended.counted.len() as u64;
-        let missing = missing.saturating_sub(self.lost);
-        if missing > within { missing } else { 0 }
+        let each = self.ended.counted.iter().map(|one| one.missing(self.profile.period));
+        // The interrupt of an event's last period may not have come before sampling ended.
+        let (all, certain) = each.fold((0, 0), |(all, certain), missing| {
+            (all + missing, certain + missing.saturating_sub(1))
+        });
+        if certain > self.lost { all - self.lost } else { 0 }
+    }
+
+    /// Returns why samples are missing.
+    fn why_missing(&self) -> &'static str {
+        let mut all = self.ended.counted.iter();
+        if all.all(|counted| counted.total.running >= counted.total.enabled) {
+            "more are missing: the kernel has held off the counters' interrupts for longer than a \
+             period, as it does while it reports that a handler of interrupts was slow"
+        } else {
+            "more are missing, of times at which others used the counters or the kernel has \
+             stopped them (an estimate)"
+        }
     }
 }
 
@@ -410,11 +423,7 @@ impl Collects for Collector {
                 notes.push(format!("{} {what}", counted(number, "sample")));
             }
         };
-        note(
-            self.missing(),
-            "more are missing, of times at which others used the counters or the kernel has \
-             stopped them (an estimate)",
-        );
+        note(self.missing(), self.why_missing());
         note(
             self.misplaced.values().sum(),
             &format!(

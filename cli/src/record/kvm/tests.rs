@@ -177,6 +177,14 @@ fn samples_that_are_missing_are_told_of_and_kept() {
     };
     assert_eq!(ended(vec![counted(5_999, [9, 9], 5)], 0, 0), (0, Vec::new()), "one is on its way");
     assert_eq!(ended(vec![counted(9_000, [9, 9], 5)], 4, 0), (4, Vec::new()), "these are lost");
+    let late = |samples: [u64; 2]| {
+        let (missed, notes) = ended(samples.map(|n| counted(9_000, [9, 9], n)).into(), 1, 0);
+        (missed, notes.concat())
+    };
+    assert_eq!(late([8, 8]), (1, String::new()), "two are on their way, and one is lost");
+    assert_eq!(late([9, 7]), (1, String::new()), "the lost one is the one that is missing");
+    let (missed, note) = late([9, 6]);
+    assert!(missed == 3 && note.starts_with("2 samples more are missing: the kernel"), "{note}");
     let (missed, notes) = ended(vec![counted(9_000, [9, 3], 9)], 0, 2);
     assert_eq!((missed, notes.len()), (18, 2));
     assert!(notes[0].starts_with("18 samples more are missing"), "{notes:?}");

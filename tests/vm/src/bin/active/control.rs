@@ -38,18 +38,27 @@ pub fn itself() -> Result<ExitCode> {
     print!("{}", names.end()?);
     is_complete(&printed, &mut tally);
     let both = programs::left_behind()?;
-    join(CONTROL_DOMAIN.into(), DomainClock::native(), both, &mut tally)?;
+    let whose = "the control domain";
+    join(whose, CONTROL_DOMAIN.into(), DomainClock::native(), both, &mut tally)?;
     Ok(tally.finish())
 }
 
-/// Samples the host while a PVH tenant is active, whose programs have a physical CPU for
-/// themselves.
+/// Samples the host while a tenant is active, whose programs have a physical CPU for themselves:
+/// first a PVH one, then an HVM one.
 pub fn beside() -> Result<ExitCode> {
     let mut tally = Tally::default();
     let network = network::prepare()?;
     toolstack::start()?;
-    let wanted = Wanted::usual(Kind::Pvh, TENANT, 2, Tsc::Native, "tenant");
-    let wanted = Wanted { config: &network, memory_mib: MEMORY_MIB, ..wanted };
+    for kind in [Kind::Pvh, Kind::Hvm] {
+        beside_kind(kind, &network, &mut tally)?;
+    }
+    Ok(tally.finish())
+}
+
+fn beside_kind(kind: Kind, network: &str, tally: &mut Tally) -> Result<()> {
+    let name = format!("{TENANT}-{kind:?}");
+    let wanted = Wanted::usual(kind, &name, 2, Tsc::Native, "tenant");
+    let wanted = Wanted { config: network, memory_mib: MEMORY_MIB, ..wanted };
     let mut tenant = Tenant::create_wanted(&wanted)?;
     let xen = Xen::open().context("this is not Xen's control domain")?;
     for vcpu in cpus()? {
@@ -64,14 +73,13 @@ pub fn beside() -> Result<ExitCode> {
     let recording = Recording::begin(&mut record_host())?;
     tenant.send(&json!("work"))?;
     let both = serde_json::from_value(tenant.receive()?)?;
-    is_complete(&recording.end()?, &mut tally);
+    is_complete(&recording.end()?, tally);
     fs::write(NAMES, network::fetch(tenant::PORT)?)?;
     let domain = tenant.domain.into();
     let clock = perfctr::host::Xen::open()?.clock(domain, 0)?;
-    println!("the tenant's time-stamp counter: {clock:?}");
-    join(domain, clock, both, &mut tally)?;
-    tenant.destroy()?;
-    Ok(tally.finish())
+    println!("{}: the time-stamp counter is {clock:?}", kind.described());
+    join(kind.described(), domain, clock, both, tally)?;
+    tenant.destroy()
 }
 
 fn record_host() -> Command {
@@ -89,15 +97,24 @@ fn is_complete(printed: &str, tally: &mut Tally) {
 }
 
 /// Joins the host's profile with what a domain says, and judges the samples of both programs.
-fn join(domain: u32, clock: DomainClock, both: [Value; 2], tally: &mut Tally) -> Result<()> {
+/// `whose` is the domain in words.
+fn join(
+    whose: &str,
+    domain: u32,
+    clock: DomainClock,
+    both: [Value; 2],
+    tally: &mut Tally,
+) -> Result<()> {
     let table = report(domain, &["-s", "layer,process,symbol"])?;
     println!("{table}");
+    let groups = report(domain, &["-s", "layer,cgroup,symbol"])?;
+    println!("{groups}");
     println!("{}", report(domain, &["-s", "thread,layer"])?);
     let profile = HostProfile::read(PROFILE)?;
-    let joined = Joined { domain, clock, profile: &profile, table: &table };
+    let joined = Joined { whose, domain, clock, profile: &profile, table: &table, groups: &groups };
     let [left, right] = both.map(Worked::of_json);
     judge(&joined, &[left?, right?], tally)?;
-    formats(domain, tally)
+    formats(whose, domain, tally)
 }
 
 fn report(domain: u32, arguments: &[&str]) -> Result<String> {
@@ -106,14 +123,15 @@ fn report(domain: u32, arguments: &[&str]) -> Result<String> {
 }
 
 /// Checks that other formats have the programs, too.
-fn formats(domain: u32, tally: &mut Tally) -> Result<()> {
+fn formats(whose: &str, domain: u32, tally: &mut Tally) -> Result<()> {
     for format in ["folded", "flame-graph", "pprof", "firefox", "perf"] {
         let path = format!("/tmp/active.{format}");
         print!("{}", report(domain, &["-f", format, "-o", &path])?);
         let bytes = fs::read(path)?;
         let has = |text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
         let both = PROGRAMS.map(|program| has(&format!(" {program}")));
-        tally.check(&format!("the format {format} names both programs"), equal(both, [true; 2]));
+        let name = format!("{whose}: the format {format} names both programs");
+        tally.check(&name, equal(both, [true; 2]));
     }
     Ok(())
 }

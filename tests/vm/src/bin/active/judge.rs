@@ -17,6 +17,8 @@ const FUNCTION_BYTES: u64 = 64;
 
 /// A host's profile that the report has joined with what a domain says.
 pub struct Joined<'a> {
+    /// The domain in words.
+    pub whose: &'a str,
     /// The domain's number, and its time-stamp counter.
     pub domain: u32,
     pub clock: DomainClock,
@@ -24,6 +26,8 @@ pub struct Joined<'a> {
     pub profile: &'a HostProfile,
     /// The report's table of layers, processes and functions.
     pub table: &'a str,
+    /// The report's table of layers, control groups and functions.
+    pub groups: &'a str,
 }
 
 /// Judges the samples of both programs.
@@ -36,9 +40,9 @@ pub fn judge(joined: &Joined<'_>, both: &[Worked; 2], tally: &mut Tally) -> Resu
     Ok(())
 }
 
-/// Checks that samples at the addresses of a program's function have this program's name and this
-/// function's, but for `unknown` ones at most, that no others have, and that there is one for each
-/// period.
+/// Checks that samples at the addresses of a program's function have this program's name, its
+/// control group and this function's name, but for `unknown` ones at most, that no others have, and
+/// that there is one for each period.
 fn judge_one(
     n: usize,
     worked: &Worked,
@@ -46,25 +50,23 @@ fn judge_one(
     unknown: u64,
     tally: &mut Tally,
 ) -> Result<()> {
-    let program = PROGRAMS[n];
+    let (program, whose) = (PROGRAMS[n], joined.whose);
     let (all, during) = joined.samples_of(worked)?;
-    let mut found = BTreeMap::new();
-    for line in joined.table.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [samples, _, "user", pid, name, function @ ..] = &*words else { continue };
-        let function = function.join(" ");
-        if function.ends_with(&format!("{program}_work")) {
-            *found.entry(format!("{pid} {name}")).or_insert(0) += samples.parse::<u64>()?;
-        }
+    println!("{program}: {all} samples at its function, {during} during its work");
+    for (what, table, key) in [
+        ("process", joined.table, format!("{} {program}", worked.pid)),
+        ("control group", joined.groups, format!("/{program}")),
+    ] {
+        let mut found = of_function(table, program)?;
+        println!("{program}: {found:?}");
+        let own = found.remove(&key).unwrap_or(0);
+        let why = format!("{own} of {all} samples, {unknown} may be unknown, {found:?} of others");
+        let is_own = own <= all && own + unknown >= all && found.is_empty();
+        tally.check(
+            &format!("{whose}: each sample of the program {program} is of its {what} and function"),
+            if is_own { Ok(()) } else { Err(why) },
+        );
     }
-    println!("{program}: {all} samples at its function, {during} during its work, {found:?}");
-    let own = found.remove(&format!("{} {program}", worked.pid)).unwrap_or(0);
-    let why = format!("{own} of {all} samples, {unknown} may be unknown, {found:?} of others");
-    let is_own = own <= all && own + unknown >= all && found.is_empty();
-    tally.check(
-        &format!("each sample of the program {program} is of its process and function"),
-        if is_own { Ok(()) } else { Err(why) },
-    );
     let periods = worked.instructions / PERIOD;
     // Whether a period ends in the last instructions of a turn is chance.
     let off = 1 + 3 * worked.turns.isqrt() / 2;
@@ -72,8 +74,22 @@ fn judge_one(
     println!("{program}: {why}");
     let fits = periods > 100 && during.abs_diff(periods) <= off;
     let fits = if fits { Ok(()) } else { Err(why) };
-    tally.check(&format!("the program {program} has a sample for each period"), fits);
+    tally.check(&format!("{whose}: the program {program} has a sample for each period"), fits);
     Ok(())
+}
+
+/// Returns the numbers of samples at a program's function, by what a table has in the column
+/// between the layer and the function.
+fn of_function(table: &str, program: &str) -> Result<BTreeMap<String, u64>> {
+    let mut found = BTreeMap::new();
+    for line in table.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [samples, _, "user", key @ .., function] = &*words else { continue };
+        if function.ends_with(&format!("{program}_work")) {
+            *found.entry(key.join(" ")).or_insert(0) += samples.parse::<u64>()?;
+        }
+    }
+    Ok(found)
 }
 
 impl Joined<'_> {

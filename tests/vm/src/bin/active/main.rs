@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests a host's profile of a domain that says which threads it executes: the control domain
-//! itself, which is a PV guest, or with `beside` a PVH tenant.
+//! itself, which is a PV guest, or with `beside` a PVH tenant and then an HVM one.
 //!
 //! Two programs compete for one virtual CPU of that domain. Each executes a function of its own
 //! almost all the time, so the address of a sample says which program it is of. `perfctr record
@@ -8,8 +8,9 @@
 //! program and the same function. Each program also counts its own instructions, by which there
 //! must be one sample for each period.
 //!
-//! With `--both` this runs the two programs. With `--left FILE` and `--right FILE` it is one of
-//! them. With `tenant` it is the first program of a tenant.
+//! With `--both` this runs the two programs, with `--enter` each in a control group of its own.
+//! With `--left FILE` and `--right FILE` it is one of them. With `tenant` it is the first program
+//! of a tenant.
 
 mod control;
 mod judge;
@@ -29,6 +30,7 @@ fn main() -> Result<ExitCode> {
         ["beside"] => control::beside(),
         ["tenant"] => tenant::run(),
         ["--both"] => programs::both(),
+        ["--enter", processes, ref program @ ..] => programs::enter(processes, program),
         ["--left", file] => programs::left(file.as_ref()),
         ["--right", file] => programs::right(file.as_ref()),
         _ => bail!("unknown arguments {arguments:?}"),

@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::read::Counters;
+use vm_tests::cgroup::Cgroup;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, run_on};
 
@@ -109,15 +111,26 @@ fn worked_file(program: &str) -> String {
     format!("/tmp/{program}.worked")
 }
 
-/// Runs both programs to their ends.
+/// Enters the control group that has this file of processes, and becomes this program there.
+pub fn enter(processes: &str, program: &[&str]) -> Result<ExitCode> {
+    fs::write(processes, std::process::id().to_string()).context(processes.to_owned())?;
+    let (path, arguments) = program.split_first().context("no program")?;
+    Err(Command::new(path).args(arguments).exec()).context((*path).to_owned())
+}
+
+/// Runs both programs to their ends, each in a control group of its own, which has its name.
 pub fn both() -> Result<ExitCode> {
-    let start = |program: &&str| -> Result<Child> {
+    let groups = PROGRAMS.iter().map(|program| Cgroup::new(program)).collect::<Result<Vec<_>>>()?;
+    let start = |group: &Cgroup| -> Result<Child> {
+        let program = group.name;
         let path = format!("/tmp/{program}");
         fs::copy(env::current_exe()?, &path)?;
         let flag = format!("--{program}");
-        Ok(Command::new(path).args([flag, worked_file(program)]).spawn()?)
+        let mut entering = Command::new(env::current_exe()?);
+        entering.arg("--enter").arg(group.processes());
+        Ok(entering.args([path, flag, worked_file(program)]).spawn()?)
     };
-    let children = PROGRAMS.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let children = groups.iter().map(start).collect::<Result<Vec<_>>>()?;
     for mut child in children {
         ensure!(child.wait()?.success(), "a program failed");
     }

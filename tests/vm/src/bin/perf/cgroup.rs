@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests groups of processes: CPUs count what a group executes.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use nix::mount::{MsFlags, mount};
-use nix::unistd::Pid;
+use anyhow::{Result, ensure};
+use vm_tests::cgroup::Cgroup;
 use vm_tests::step::Held;
 
 use crate::Machine;
@@ -15,42 +12,6 @@ use crate::stat::equal;
 use crate::tool::{
     EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, RunningPerf, executed, held, rows,
 };
-
-/// The folder of all groups, and the file that enables controllers for the groups below.
-const ROOT: &str = "/sys/fs/cgroup";
-const ENABLE: &str = "cgroup.subtree_control";
-
-/// A group, which is removed when this is dropped.
-pub struct Cgroup {
-    pub name: &'static str,
-    dir: PathBuf,
-}
-
-impl Cgroup {
-    pub fn new(name: &'static str) -> Result<Self> {
-        let root = Path::new(ROOT);
-        if !root.join(ENABLE).exists() {
-            mount(Some("none"), root, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
-            // perf's controller has no name here: the kernel enables it with any other controller.
-            fs::write(root.join(ENABLE), "+pids")?;
-        }
-        let dir = root.join(name);
-        fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
-        Ok(Self { name, dir })
-    }
-
-    /// Puts a process into the group, and with it everything that it starts.
-    pub fn add(&self, process: Pid) -> Result<()> {
-        Ok(fs::write(self.dir.join("cgroup.procs"), process.to_string())?)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // An empty group stays if a process that has ended was not waited for.
-        fs::remove_dir(&self.dir).ok();
-    }
-}
 
 /// Tests `-G` and `--for-each-cgroup`: each group's programs are counted, and nothing else.
 pub fn each(machine: &Machine) -> Result<()> {

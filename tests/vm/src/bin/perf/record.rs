@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use vm_tests::cgroup::Cgroup;
 use vm_tests::threads::run_on;
 
 use crate::Machine;
-use crate::cgroup::Cgroup;
 use crate::tool::{LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, held, perf, pids, watch_programs};
 
 /// The lengths in bytes of the loop's first instruction, and of the next.
