@@ -343,6 +343,22 @@ fn nothing_is_counted_before_a_session_and_after_it() {
 }
 
 #[test]
+fn what_the_counters_held_before_a_session_is_in_no_account() {
+    let driver = host(&amd());
+    let mut core = Core::new(&driver, &amd());
+    let slots = driver.accounts.unwrap();
+    let (_, first, stride) = core.hardware.banks;
+    for slot in [slots.guest, slots.hypervisor] {
+        core.hardware.write_register(first + slot.index() as u32 * stride, 77_000);
+    }
+    driver.begin_accounts(1, &INSTRUCTIONS).unwrap();
+    core.looks(&driver);
+    let account = Account::default();
+    core.runs(&driver, &account, &[(Pv, 8)], 3);
+    assert_eq!(read(&driver, &account, FOLDED), (8, 3, 0));
+}
+
+#[test]
 fn a_session_ends_by_itself_unless_the_first_account_is_read() {
     for (from, renews) in [((0, 0), true), ((0, 1), false), ((1, 0), false)] {
         let (driver, mut core) = accounting(&nehalem());

@@ -448,6 +448,19 @@ fn no_vcpu_sees_the_branches_of_another_one() {
 }
 
 #[test]
+fn a_vcpu_that_goes_on_in_user_mode_is_recorded_there_at_once() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, BRANCHES_USER | BRANCHES_KINDS);
+    guest.toggle(host, User);
+    guest.switch_from(host);
+    guest.switch_to(host, true);
+    host.hardware.loops(PROGRAM, 2);
+    guest.overflows(host);
+    assert_eq!(guest.asks(), looped(PROGRAM, 2, 2));
+}
+
+#[test]
 fn an_overflow_that_a_switch_finds_has_its_branches() {
     let host = &mut Host::new();
     let mut guest = host.guest(1);

@@ -592,3 +592,18 @@ fn files_that_were_cut_or_changed_end_in_an_error_or_in_names() {
         }
     }
 }
+
+#[test]
+fn threads_of_a_machines_process_stay_what_the_host_says() {
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(10_000, 0, IDLE, PROGRAM_A);
+    let worker = (ACTIVE, 900, 0xffff_82d0_0000_0000, Layer::Hypervisor);
+    let mut profile = host(&[(user(0, 0x5004), 11_000), (worker, 11_001)]);
+    let task = Task { pid: ACTIVE, tid: 900, name: "worker".into(), process: "qemu".into() };
+    profile.threads.iter_mut().filter(|thread| thread.tid == 900).for_each(|thread| {
+        thread.task = Some(task.clone());
+    });
+    let (all, found) = joined(&mut profile, made);
+    assert_eq!(all, ["70/70 a of a: a_first", "3/900 worker of qemu: [xen]"]);
+    assert_eq!((found.samples, profile.samples()), (1, 2), "the guest knows nothing of the other");
+}

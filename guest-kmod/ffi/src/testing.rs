@@ -62,6 +62,8 @@ pub(crate) struct Fake {
     vcpus: [Cell<FakeVcpu>; VCPUS],
     /// The vCPU that executes.
     here: Cell<usize>,
+    /// What the hypervisor offers beside counters, `FEATURE_*`.
+    features: Cell<u32>,
     /// The error with which the hypervisor refuses an operation.
     refusals: RefCell<BTreeMap<u32, Errno>>,
     /// The hypercalls since the last look: vCPU and operation.
@@ -79,6 +81,8 @@ pub(crate) struct Fake {
     /// References to containers that were given back.
     put: RefCell<Vec<u64>>,
     log: RefCell<Vec<String>>,
+    /// What perf was given of an event's count since the last look.
+    counted: Cell<u64>,
     /// How often the core has asked to look again at who counts.
     looks_again: Cell<u32>,
     /// The only capability of the calling thread.
@@ -207,6 +211,16 @@ impl Guest {
         });
     }
 
+    /// Makes the hypervisor offer these features beside counters from now on.
+    pub(crate) fn offer(&self, features: u32) {
+        Fake::with(|fake| fake.features.set(features));
+    }
+
+    /// Returns what perf was given of an event's count since the last look.
+    pub(crate) fn counted(&self) -> u64 {
+        Fake::with(|fake| fake.counted.take())
+    }
+
     /// Registers the page of a thread's user with a vCPU in the middle of a call. Returns what is
     /// registered then.
     pub(crate) fn show_meanwhile(
@@ -317,6 +331,7 @@ impl Drop for Guest {
         Fake::with(|fake| fake.refusals.take());
         self.give(None);
         self.lock_down(false);
+        self.offer(0);
         for vcpu in 0..VCPUS {
             let FakeVcpu { is_online, registered, .. } = Fake::with(|fake| fake.vcpus[vcpu].get());
             if !is_online && registered.is_some() {
@@ -453,7 +468,7 @@ impl Fake {
         }
         let registered = self.vcpus[here].get().registered;
         match op {
-            OP_QUERY => argument.copy_from_slice(answer().as_bytes()),
+            OP_QUERY => argument.copy_from_slice(answer(self.features.get()).as_bytes()),
             OP_REGISTER if registered.is_some() => return Err(Errno::EXIST),
             OP_SHOW if self.interrupts.borrow().is_some() => {
                 let interrupt = self.interrupts.take().expect("it is there");
@@ -488,8 +503,8 @@ impl Fake {
     }
 }
 
-/// Returns what the hypervisor answers to a query.
-fn answer() -> HvQuery {
+/// Returns what the hypervisor answers to a query if it offers these features beside counters.
+fn answer(features: u32) -> HvQuery {
     let [general_width, fixed_width] =
         [48, 40].map(|bits| CounterWidth::new(bits).expect("a width"));
     let caps = PmuCaps {
@@ -504,7 +519,7 @@ fn answer() -> HvQuery {
     HvQuery {
         abi_major: ABI_MAJOR.into(),
         abi_minor: ABI_MINOR.into(),
-        features: FEATURE_ENABLED,
+        features: FEATURE_ENABLED | features,
         caps: WireCaps::from(&caps),
         ..HvQuery::default()
     }
@@ -584,31 +599,31 @@ extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
     true
 }
 
-// No test has perf's events or an overflow.
+// No test has an event of perf's that stalls, or an overflow.
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_event_time(_: u32, _: EventTime) -> u64 {
-    unreachable!("there are no events")
+    0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_event_progress(_: u32, _: &Progress) {
-    unreachable!("there are no events")
+extern "C" fn perfctr_glue_event_progress(_: u32, progress: &Progress) {
+    Fake::with(|fake| fake.counted.set(fake.counted.get().wrapping_add(progress.count)));
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_event_stall(_: u32, _: u64) {
-    unreachable!("there are no events")
+    unreachable!("no event stalls")
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_event_sample(_: u32, _: Registers, _: &HvPlace, _: u64) {
-    unreachable!("there are no events")
+    unreachable!("nothing overflows")
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_report_later() {
-    unreachable!("there are no events")
+    unreachable!("nothing overflows")
 }
 
 #[unsafe(no_mangle)]

@@ -13,34 +13,44 @@ use guest_kmod::policy::Rights;
 use guest_kmod::shown::{Identity, Subject};
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
-use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER};
+use shared_abi::hypercall::{
+    FEATURE_INTERRUPTS, OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
+};
 use shared_abi::ioctl::{
-    Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, Sums,
+    Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP,
+    Sums,
 };
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
 use shared_abi::{CounterConfig, Errno};
 
 use crate::cpu_wide::{
     perfctr_core_close_cpus, perfctr_core_owns_cpus, perfctr_core_request_of_cpus,
+    perfctr_core_thread_begins,
 };
-use crate::events::{perfctr_core_event_add, perfctr_core_event_open};
-use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
+use crate::events::{
+    perfctr_core_event_add, perfctr_core_event_open, perfctr_core_event_read,
+    perfctr_core_event_start, perfctr_core_events_enable,
+};
+use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored, subtracts};
 use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
+use crate::surplus::perfctr_core_traced;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user, user_by_lock};
 use crate::users::perfctr_core_user_find;
 use crate::watch::{
-    perfctr_core_stop_if_idle, perfctr_core_watch_end, perfctr_core_watch_join,
-    perfctr_core_watch_leave,
+    perfctr_core_stop_delay, perfctr_core_stop_if_idle, perfctr_core_watch_end,
+    perfctr_core_watch_join, perfctr_core_watch_leave,
 };
-use crate::{ThreadObject, VcpuObject};
+use crate::{ThreadObject, VcpuObject, perfctr_core_read};
 
 /// Branches retired in user mode.
 const BRANCHES_OF_USER: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
 /// `PERF_TYPE_RAW` of `linux/perf_event.h`.
 const TYPE_RAW: u32 = 4;
+/// The bit `exclude_kernel` of `linux/perf_event.h`.
+const EXCLUDE_KERNEL: u64 = 1 << 5;
 
 /// Two users, which are enough for most tests.
 const ALICE: u32 = 1001;
@@ -486,6 +496,18 @@ fn a_restored_vcpu_registers_its_page_anew() {
 }
 
 #[test]
+fn a_guest_subtracts_interrupts_where_its_present_host_says_so() {
+    let guest = Guest::new();
+    assert!(!subtracts());
+    guest.offer(FEATURE_INTERRUPTS);
+    perfctr_core_restored();
+    assert!(subtracts(), "the CPUs of this host count them");
+    guest.offer(0);
+    assert_eq!(perfctr_core_handshake_again(), 0);
+    assert!(!subtracts());
+}
+
+#[test]
 fn a_thread_without_memory_leaves_nothing() {
     let guest = Guest::new();
     let before = guest.allocations();
@@ -579,6 +601,36 @@ fn a_cpu_answers_what_it_is_set_to_and_nothing_that_the_caller_has_passed() {
     drop(guest);
 }
 
+#[test]
+fn a_cpu_that_is_offline_cannot_be_set() {
+    let guest = Guest::new();
+    guest.go_offline(1);
+    let mut wanted = CpuState { cpu: 1, control: control(1), ..CpuState::default() };
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), Errno::INVAL.to_return());
+    assert!(!perfctr_core_owns_cpus(5), "no CPU is set");
+    wanted.cpu = 0;
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), 1);
+    perfctr_core_close_cpus(5);
+    drop(guest);
+}
+
+#[test]
+fn threads_get_no_counters_before_all_cpus_have_stopped() {
+    let guest = Guest::new();
+    let alice = Rc::new(guest.thread(ALICE));
+    let mut state = CpuState { cpu: 1, control: control(1), ..CpuState::default() };
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut state), 1);
+    assert_eq!(of_cpus(IOC_CPU_START, &mut state), 1);
+    let (comes, begun) = (Rc::clone(&alice), Rc::new(Cell::new(0)));
+    let noted = Rc::clone(&begun);
+    guest.meanwhile(move || noted.set(perfctr_core_thread_begins(comes.0)));
+    assert_eq!(of_cpus(IOC_CPU_STOP, &mut state), 0);
+    assert_eq!(begun.get(), Errno::BUSY.to_return());
+    perfctr_core_close_cpus(5);
+    Rc::into_inner(alice).expect("the closure is gone").end();
+    drop(guest);
+}
+
 /// Sets a thread's counters: by the thread itself on a vCPU, or by its tracer while the thread is
 /// asleep. Returns whether the thread then needs its page.
 fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> bool {
@@ -601,6 +653,13 @@ fn control(counters: u32) -> Control {
     control
 }
 
+/// Makes this the thread that executes.
+fn present(thread: &Thread) -> Present<'_> {
+    // SAFETY: only this thread uses the guest, so it has the only right to operate the counters.
+    // The type has only the reference.
+    unsafe { std::mem::transmute::<Option<&ThreadObject>, Present<'_>>(Some(thread.0)) }
+}
+
 #[test]
 fn perfs_events_leave_the_present_thread_its_counters() {
     let guest = Guest::new();
@@ -615,14 +674,7 @@ fn perfs_events_leave_the_present_thread_its_counters() {
     let (mut event, mut period) = (EventConfig::default(), 0);
     assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
     let add = |vcpu, thread: &Thread| {
-        guest.on(vcpu, |on| {
-            // SAFETY: only this thread uses the guest, so it has the only right to operate the
-            // counters. The type has only the reference.
-            let present = unsafe {
-                std::mem::transmute::<Option<&ThreadObject>, Present<'_>>(Some(thread.0))
-            };
-            perfctr_core_event_add(on, &event, present, false)
-        })
+        guest.on(vcpu, |on| perfctr_core_event_add(on, &event, present(thread), false))
     };
     show(&guest, 1, &alice);
     // SAFETY: the user has this page until its last thread ends.
@@ -632,6 +684,42 @@ fn perfs_events_leave_the_present_thread_its_counters() {
     assert_eq!(add(1, &alice), Errno::AGAIN.to_return());
     guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(1)));
     assert_eq!(add(1, &alice), 0, "three of the four are free");
+    guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(0)));
+    alice.end();
+}
+
+#[test]
+fn an_interrupt_is_subtracted_from_a_threads_counts_and_from_those_of_events_beside_them() {
+    let guest = Guest::new();
+    guest.offer(FEATURE_INTERRUPTS);
+    assert_eq!(perfctr_core_handshake_again(), 0);
+    let alice = guest.thread(ALICE);
+    show(&guest, 1, &alice);
+    // SAFETY: the user has this page until its last thread ends.
+    let shown = unsafe { &*page(&alice, 1).0 };
+    shown.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+    guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(1)));
+    let (kind, config, flags) = (TYPE_RAW, EVNTSEL_INSTRUCTIONS, EXCLUDE_KERNEL);
+    let attr = EventAttr { kind, config, flags, ..EventAttr::default() };
+    let (mut event, mut period) = (EventConfig::default(), 0);
+    assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
+    let added = guest.on(1, |on| perfctr_core_event_add(on, &event, present(&alice), false));
+    let index = added.try_into().expect("there is a counter");
+    guest.on(1, |on| perfctr_core_event_start(on, index, 0, 0, 0));
+    guest.on(1, |on| perfctr_core_events_enable(on, present(&alice)));
+    shown.slots.iter().for_each(|slot| slot.sum.store(100, Relaxed));
+    // The kernel traces it twice. What perf was given since the last look is 0 the second time.
+    for of_event in [99, 0] {
+        guest.on(1, |on| perfctr_core_traced(on, present(&alice), true, true, -1, 0));
+        let mut sums = Sums::default();
+        // SAFETY: only this thread uses the guest, so it has the only right to use the counters.
+        let thread = unsafe { OnThread::new(alice.0) };
+        let read = guest.on(1, |on| perfctr_core_read(thread, on, &mut sums));
+        assert_eq!((read, sums.counter[0]), (0, 99));
+        guest.on(1, |on| perfctr_core_event_read(on, index));
+        assert_eq!(guest.counted(), of_event);
+    }
+    guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(0)));
     alice.end();
 }
 
@@ -668,6 +756,27 @@ fn only_vcpus_that_count_are_interrupted_when_nobody_counts_any_more() {
     let mut called = guest.called();
     called.sort_unstable();
     assert_eq!(called, [0, 1]);
+    alice.end();
+}
+
+#[test]
+fn counters_are_stopped_as_soon_as_before_when_the_watch_has_ended() {
+    let guest = Guest::new();
+    let watch_ends = || {
+        assert_eq!(perfctr_core_watch_join(), 0);
+        perfctr_core_watch_leave();
+        assert!(perfctr_core_watch_end(false));
+        perfctr_core_stop_delay()
+    };
+    let soon = watch_ends();
+    let alice = guest.thread(ALICE);
+    for counters in [1, 0] {
+        guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(counters)));
+    }
+    (0..2).for_each(|_| perfctr_core_stop_if_idle());
+    assert_eq!((guest.called(), guest.looks_again()), (vec![1], 1));
+    assert_eq!(perfctr_core_stop_delay(), 2 * soon, "a vCPU was interrupted");
+    assert_eq!(watch_ends(), soon);
     alice.end();
 }
 

@@ -63,6 +63,20 @@ fn a_stopped_event_loses_nothing() {
 }
 
 #[test]
+fn an_event_that_is_started_again_loses_no_interrupt_that_came_before() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    machine.execute(0, 50, 0);
+    machine.on(0, |cpu| cpu.stop_event(0));
+    // The interrupt, which an event that is stopped does not count.
+    machine.execute(0, 1, 0);
+    machine.on(0, |cpu| cpu.start_event(0, 0, 0, 0));
+    machine.on(0, |cpu| cpu.enable_events(None));
+    assert!(!machine.on(0, |cpu| cpu.subtract_interrupt_from_events(true)));
+    assert_eq!(machine.progress(0, 0).count, 50);
+}
+
+#[test]
 fn an_event_loses_nothing_where_an_instruction_has_led_into_the_kernel() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);
