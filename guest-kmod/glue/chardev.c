@@ -127,8 +127,12 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 		return perfctr_bind(file, argument,
 				    number == PERFCTR_IOC_CREATE);
 	case PERFCTR_IOC_CONTROL:
+		mutex_lock(&thread->lock);
+		done = perfctr_thread_operate(thread, number, argument);
+		mutex_unlock(&thread->lock);
+		return done;
 	case PERFCTR_IOC_RESUME:
-		return perfctr_thread_operate(thread, number, argument);
+		return perfctr_thread_operate(thread, number, NULL);
 	case PERFCTR_IOC_READ:
 		return perfctr_thread_read(thread, argument);
 	case PERFCTR_IOC_READ_CONTROL:
@@ -194,7 +198,8 @@ static long perfctr_ioctl(struct file *file, unsigned int number,
 			return done;
 	}
 	done = perfctr_perform(file, thread, number, argument);
-	if (done >= 0 && perfctr_copy_out(user, argument, admitted.bytes_out))
+	if (done >= 0 && admitted.bytes_out &&
+	    perfctr_copy_out(user, argument, admitted.bytes_out))
 		return -EFAULT;
 	return done;
 }

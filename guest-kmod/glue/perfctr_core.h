@@ -624,11 +624,6 @@ void perfctr_core_event_branches(perfctr_on_vcpu vcpu,
                                  struct perfctr_branch_stack *stack);
 
 /*
- * Forgets recorded branches, because another thread is about to execute.
- */
-void perfctr_core_forget_records(perfctr_on_vcpu vcpu);
-
-/*
  * Does what is needed when perf disables its PMU.
  */
 void perfctr_core_events_disable(perfctr_on_vcpu vcpu);

@@ -204,17 +204,16 @@ static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
  * A probe of switches. It is called before the counters of the leaving thread
  * are suspended. Most switches are between threads of one user, or happen where
  * no page is registered. Without a page, the core has to know of the switch
- * only if perf has events here, since they may go on with the next thread.
+ * only if perf has events here, since they may go on with the next thread. It
+ * has to know of each switch while branches are recorded. There is only this
+ * one call, as the last thing, so that most switches save no registers.
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {
-	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
-	const struct perfctr_shown *shown = cpu->shown;
+	const struct perfctr_shown *shown = this_cpu_read(perfctr_cpus.shown);
 
-	/* A sample must not have branches of a previous thread. */
-	if (unlikely(shown->has_records))
-		perfctr_core_forget_records(cpu->core);
-	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :
-			    unlikely(shown->has_events))
+	if (unlikely(shown->has_records) ||
+	    (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :
+			     unlikely(shown->has_events)))
 		perfctr_leave_to(next);
 }

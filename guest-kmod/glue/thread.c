@@ -188,8 +188,6 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	if (err)
 		return READ_ONCE(thread->task) ? err : 0;
 	perfctr_core_stop(core, hold.vcpu);
-	if (hold.vcpu)
-		perfctr_report_current(NULL);
 	hlist_del(&thread->notifier.link);
 	perfctr_core_thread_ends(core);
 	/* A reader that sees NULL also sees the final sums. */
@@ -202,23 +200,21 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	return 0;
 }
 
-/* Has the core carry out a request of the thread or of its tracer. */
+/*
+ * Has the core carry out a request of the thread or of its tracer. For
+ * PERFCTR_IOC_CONTROL the caller holds the thread's mutex.
+ */
 int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control)
 {
 	struct perfctr_hold hold;
-	int err;
+	int err = perfctr_thread_hold(thread, &hold);
 
-	mutex_lock(&thread->lock);
-	err = perfctr_thread_hold(thread, &hold);
-	if (!err) {
-		err = perfctr_core_operate(perfctr_core_of(thread), hold.vcpu,
-					   number, control);
-		if (hold.vcpu)
-			perfctr_report_current(NULL);
-		perfctr_thread_let_go(&hold);
-	}
-	mutex_unlock(&thread->lock);
+	if (err)
+		return err;
+	err = perfctr_core_operate(perfctr_core_of(thread), hold.vcpu, number,
+				   control);
+	perfctr_thread_let_go(&hold);
 	return err;
 }
 

@@ -238,6 +238,12 @@ impl ThreadPmu {
         self.overflows.pending()
     }
 
+    /// Returns whether [`report`](Self::report) finds anything to report.
+    #[inline(always)]
+    pub fn has_report(&self) -> bool {
+        self.overflows.pending()
+    }
+
     /// Returns what to report to the thread at the end of an ioctl, if an overflow that was not
     /// reported yet was noticed there, or before its counters were stopped.
     pub fn report<K: Kernel>(
@@ -476,7 +482,8 @@ impl ThreadPmu {
                 self.config.set_period(slot, events);
             }
         }
-        cpu.load_beside(&self.config)
+        // Nothing is joined with a configuration that samples.
+        cpu.load(&self.config)
     }
 
     /// Returns the valid request in a control, if this thread can carry it out.

@@ -98,6 +98,10 @@ impl Sampling {
         self.slots = slots;
         self.armed &= slots;
         self.precise = precise;
+    }
+
+    /// Forgets which counters have overflowed, since they are loaded anew.
+    pub(crate) fn forget_overflows(&mut self) {
         (self.unplaced, self.placed) = (0, 0);
         (self.recorded, self.at_once) = (0, 0);
     }
@@ -232,32 +236,51 @@ impl Sampling {
     }
 
     /// Sets where the overflows that were just seen have happened: at `place`, where the guest was
-    /// interrupted. `config` is what counts. If the processor has stored a record of an overflow,
-    /// the instruction is the record's, and only the stack and the flags are those of `place`.
+    /// interrupted. `config` is what counts.
+    pub(crate) fn place(&mut self, place: &HvPlace, config: &Config) {
+        for slot in slots_of(self.unplaced & !self.recorded) {
+            if let Some(known) = self.places.get_mut(slot.index()) {
+                *known = HvPlace { slot: slot.index() as u32, ..*place };
+            }
+        }
+        if self.precise != 0 {
+            self.place_precisely(place, config);
+        }
+        self.placed |= core::mem::take(&mut self.unplaced);
+        (self.recorded, self.at_once) = (0, 0);
+    }
+
+    /// Completes [`place`](Self::place) for the slots whose places the processor stores. If it has
+    /// stored a record of an overflow, the instruction is the record's, and only the stack and the
+    /// flags are those of `place`.
     ///
     /// A counter of instructions may have overflowed in user mode and have counted nothing since.
     /// Its record would be about the next instruction, which is the one at `place`, so this place
     /// is precise without a record. In the kernel it is not, because the kernel may return to user
     /// mode meanwhile, and the guest goes on elsewhere.
-    pub(crate) fn place(&mut self, place: &HvPlace, config: &Config) {
-        let at_once = self.precise & self.at_once;
-        let exact = match place.mode {
-            PLACE_USER if at_once != 0 => at_once & arch::instruction_slots(config),
-            _ => 0,
-        };
-        for slot in slots_of(self.unplaced) {
-            let Some(known) = self.places.get_mut(slot.index()) else { continue };
-            let HvPlace { mode, ip, .. } = *known;
-            *known = HvPlace { slot: slot.index() as u32, ..*place };
-            if self.recorded & slot.bit() != 0 {
-                let sp = if mode == place.mode { place.sp } else { 0 };
-                (known.mode, known.ip, known.sp) = (mode | PLACE_PRECISE, ip, sp);
-            } else if exact & slot.bit() != 0 {
+    ///
+    /// This function is not inlined, so that vCPUs without precise records do not save registers
+    /// for it.
+    #[cold]
+    #[inline(never)]
+    fn place_precisely(&mut self, place: &HvPlace, config: &Config) {
+        let recorded = self.unplaced & self.recorded;
+        for slot in slots_of(recorded) {
+            if let Some(known) = self.places.get_mut(slot.index()) {
+                known.slot = slot.index() as u32;
+                known.sp = if known.mode == place.mode { place.sp } else { 0 };
+                known.flags = place.flags;
                 known.mode |= PLACE_PRECISE;
             }
         }
-        self.placed |= core::mem::take(&mut self.unplaced);
-        (self.recorded, self.at_once) = (0, 0);
+        let at_once = self.precise & self.at_once & self.unplaced & !recorded;
+        if place.mode == PLACE_USER && at_once != 0 {
+            for slot in slots_of(at_once & arch::instruction_slots(config)) {
+                if let Some(known) = self.places.get_mut(slot.index()) {
+                    known.mode |= PLACE_PRECISE;
+                }
+            }
+        }
     }
 
     /// Returns the place where the counter has overflowed, if it is known, and forgets it.

@@ -96,6 +96,8 @@ pub struct Vcpu {
     /// How many overflows may interrupt in a window, if the host allows more.
     overflows_max: u64,
     branches: Branches,
+    /// Whether branches or places of overflows may be recorded.
+    records: bool,
     shares: Shares,
     state: State,
     publisher: Publisher,
@@ -149,6 +151,7 @@ impl Vcpu {
             sampling: Sampling::new(who.window),
             overflows_max: u64::MAX,
             branches: Branches::NONE,
+            records: false,
             shares,
             state,
             publisher,
@@ -234,6 +237,7 @@ impl Vcpu {
     /// that `filter` selects. The guest is in its kernel.
     pub fn record<P: Pmu>(&mut self, cpu: &mut ThisCpu<'_, P>, filter: Filter) {
         self.branches.select(filter, self.rings);
+        self.records = self.may_record();
         self.plain = self.is_plain(cpu.driver);
         cpu.enter(HOOK_LOAD, |cpu| self.branches.begin(cpu, true));
     }
@@ -265,7 +269,7 @@ impl Vcpu {
             self.stop_records(cpu, u32::MAX);
             self.fold(cpu.pmu, page, self.running);
             self.read_records(cpu);
-            self.configure(cpu.driver, config);
+            let changes = self.configure(cpu.driver, config);
             load_at_switch(cpu, self.outside, config.slots());
             self.arm(cpu);
             cpu.program(&self.selectors, config.slots(), |cpu| self.sampling.restore(cpu));
@@ -276,7 +280,9 @@ impl Vcpu {
             }
             self.let_count(cpu);
             self.state.generation = self.state.generation.wrapping_add(1);
-            publish::selected(page, &self.config);
+            if changes {
+                publish::selected(page, &self.config);
+            }
             publish::state(page, &self.state);
         });
     }
@@ -497,12 +503,16 @@ impl Vcpu {
             return self.change_mode(cpu.pmu, page, mode);
         }
         let _writing = self.publisher.begin(page);
-        let overflows = self.state.overflows;
-        self.stop_records(cpu, self.gated);
+        let (overflows, records) = (self.state.overflows, self.records);
+        if records {
+            self.stop_records(cpu, self.gated);
+        }
         self.fold(cpu.pmu, page, self.running & self.gated);
-        self.read_records(cpu);
-        self.branches.read(cpu, self.sampling.unplaced());
-        self.branches.change_mode(cpu, mode == GuestMode::Kernel);
+        if records {
+            self.read_records(cpu);
+            self.branches.read(cpu, self.sampling.unplaced());
+            self.branches.change_mode(cpu, mode == GuestMode::Kernel);
+        }
         self.run(cpu.pmu, page, mode);
         self.let_count(cpu);
         // Nothing else of the state changes here, and modes change often.
@@ -547,9 +557,11 @@ impl Vcpu {
             let sampling = self.running & slots;
             self.fold(cpu.pmu, page, sampling);
             cpu.acknowledge();
-            self.read_records(cpu);
-            self.branches.read(cpu, self.sampling.unplaced());
-            cpu.go_on_recording();
+            if self.records {
+                self.read_records(cpu);
+                self.branches.read(cpu, self.sampling.unplaced());
+                cpu.go_on_recording();
+            }
             cpu.pmu.expect_interrupts(self.sampling.armed(), false);
             self.start(cpu.pmu, page, sampling);
             publish::state(page, &self.state);
@@ -575,21 +587,28 @@ impl Vcpu {
         self.branches.take(slot)
     }
 
-    fn configure(&mut self, driver: &Driver, config: &Config) {
+    /// Sets what the vCPU counts. Returns whether anything but distances to overflows has changed.
+    #[inline(always)]
+    fn configure(&mut self, driver: &Driver, config: &Config) -> bool {
         // Most loads only set new distances, and loads are frequent.
-        if !config.differs_only_in_distances(&self.config) {
+        let changes = !config.differs_only_in_distances(&self.config);
+        if changes {
             self.select(driver, config);
+        } else {
+            self.config.take_distances(config);
         }
-        self.config = *config;
-        self.sampling.configure(config.sampling(), self.precise_slots(driver, config));
+        self.sampling.forget_overflows();
         self.branches.forget_overflows();
-        self.plain = self.is_plain(driver);
-        self.state.loaded = config.slots();
+        changes
     }
 
-    /// Computes the selectors of the configuration, and which of its slots count when.
+    /// Sets the configuration, its selectors, and which of its slots count when.
+    #[inline(never)]
     fn select(&mut self, driver: &Driver, config: &Config) {
         let precise = self.precise_slots(driver, config);
+        self.config = *config;
+        self.state.loaded = config.slots();
+        self.sampling.configure(config.sampling(), precise);
         self.selectors.select(config, self.rings, self.gate, precise);
         let [user, kernel] = [EVNTSEL_USR, EVNTSEL_OS].map(|ring| config.slots_in_ring(ring));
         (self.counts_user, self.counts_kernel) = match self.rings {
@@ -605,6 +624,13 @@ impl Vcpu {
         (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
+        self.records = self.may_record();
+        self.plain = self.is_plain(driver);
+    }
+
+    /// Returns whether the processor may record anything for the vCPU; see the field `records`.
+    const fn may_record(&self) -> bool {
+        self.sampling.precise() != 0 || !self.branches.is_none()
     }
 
     /// Returns whether a change of the guest's mode is simple; see the field of that name.

@@ -216,6 +216,17 @@ impl Config {
             && self.includes(other)
     }
 
+    /// Sets the distances to the next overflows to those of `other`, which differs only in them.
+    pub fn take_distances(&mut self, other: &Config) {
+        for slot in slots_of(self.sampling) {
+            if let Some((own, new)) =
+                self.period.get_mut(slot.index()).zip(other.period.get(slot.index()))
+            {
+                *own = *new;
+            }
+        }
+    }
+
     /// Does the same as [`joined`](Self::joined), but also returns `None` if one of the two
     /// interrupts.
     pub fn joined_unless_sampling(&self, other: &Config) -> Option<Config> {

@@ -168,13 +168,6 @@ pub extern "C" fn perfctr_core_event_branches(
     vcpu.cpu().branches_of_event(index, stack);
 }
 
-/// Forgets recorded branches, because another thread is about to execute; see
-/// [`ThisVcpu::forget_records`](guest_kmod::ThisVcpu::forget_records).
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_forget_records(mut vcpu: OnVcpu<'_>) {
-    vcpu.cpu().forget_records();
-}
-
 /// Does what is needed when perf disables its PMU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_disable(mut vcpu: OnVcpu<'_>) {

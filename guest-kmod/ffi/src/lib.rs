@@ -50,7 +50,7 @@ use cpu_wide::CpuWide;
 use memory::{alloc_page, free_page};
 use on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep, Present};
 use requests::Caller;
-use ring::report;
+use ring::{report, report_noticed};
 use shown::executing;
 use users::User;
 
@@ -267,22 +267,24 @@ pub extern "C" fn perfctr_core_interrupt(mut present: Present<'_>, mut vcpu: OnV
 ///
 /// See [`ThreadPmu::report`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_report(mut present: Present<'_>, mut vcpu: OnVcpu<'_>) {
-    let signal = present.on_thread().and_then(|mut thread| {
-        let (pmu, page) = thread.pmu();
-        pmu.report(page, &mut vcpu.cpu())
-    });
-    report(&mut present, vcpu, signal);
+pub extern "C" fn perfctr_core_report(mut present: Present<'_>, vcpu: OnVcpu<'_>) {
+    if let Some(thread) = present.on_thread() {
+        report_noticed(thread, vcpu);
+    }
 }
 
 /// Stops the thread's counters; see [`ThreadPmu::stop`].
 ///
-/// If there is no vCPU, the thread is asleep.
+/// If there is no vCPU, the thread is asleep. Otherwise it executes, and what is noticed is
+/// reported to it.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stop(mut thread: OnThread<'_>, vcpu: OnVcpuOrAsleep<'_>) {
     let (pmu, page) = thread.pmu();
     match vcpu.on_vcpu() {
-        Some(mut vcpu) => pmu.stop(page, &mut vcpu.cpu(), &COUNTING),
+        Some(mut vcpu) => {
+            pmu.stop(page, &mut vcpu.cpu(), &COUNTING);
+            report_noticed(thread, vcpu);
+        }
         None => pmu.stop_asleep(page, &COUNTING),
     }
 }

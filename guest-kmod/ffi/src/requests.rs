@@ -14,6 +14,7 @@ use shared_abi::requests::ARGUMENT_BYTES_MAX;
 
 use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep};
+use crate::ring::report_noticed;
 use crate::shown::executing;
 use crate::{COUNTING, ThreadObject, from_return, to_return};
 
@@ -162,11 +163,12 @@ pub extern "C" fn perfctr_core_serve_word(
 
 /// Serves `IOC_CONTROL` and `IOC_RESUME` of a thread's counters. Returns 0 or an error.
 ///
-/// If there is no vCPU, the thread is asleep.
+/// If there is no vCPU, the thread is asleep. Otherwise it executes, and what is noticed is
+/// reported to it.
 ///
 /// # Safety
 ///
-/// C holds the thread's mutex. For `IOC_CONTROL`, `control` is valid.
+/// For `IOC_CONTROL`, C holds the thread's mutex, and `control` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_operate(
     mut thread: OnThread<'_>,
@@ -181,14 +183,16 @@ pub unsafe extern "C" fn perfctr_core_operate(
         IOC_RESUME => go_on(&mut thread, vcpu),
         _ => Err(Errno::NOTTY),
     };
-    let vcpu = vcpu.on_vcpu();
-    let is_asleep = vcpu.is_none();
-    let operated = match vcpu {
-        Some(mut vcpu) => vcpu.operate(object.user, |vcpu| operate(Some(vcpu))),
+    let mut vcpu = vcpu.on_vcpu();
+    let operated = match &mut vcpu {
+        Some(vcpu) => vcpu.operate(object.user, |vcpu| operate(Some(vcpu))),
         None => operate(None),
     };
     let needs_page = &object.needs_page;
-    needs_page.set(thread.pmu().0.needs_page(is_asleep, needs_page.get()));
+    needs_page.set(thread.pmu().0.needs_page(vcpu.is_none(), needs_page.get()));
+    if let Some(vcpu) = vcpu {
+        report_noticed(thread, vcpu);
+    }
     to_return(operated)
 }
 

@@ -47,6 +47,24 @@ pub(crate) fn report(present: &mut Present<'_>, vcpu: OnVcpu<'_>, found: Option<
     }
 }
 
+/// Reports to the thread that executes what was noticed while something else was done; see
+/// [`ThreadPmu::report`]. Nothing was noticed in most cases.
+#[inline(always)]
+pub(crate) fn report_noticed(mut thread: OnThread<'_>, vcpu: OnVcpu<'_>) {
+    if thread.pmu().0.has_report() {
+        report_pending(thread, vcpu);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn report_pending(mut thread: OnThread<'_>, mut vcpu: OnVcpu<'_>) {
+    let (pmu, page) = thread.pmu();
+    if let Some(found) = pmu.report(page, &mut vcpu.cpu()) {
+        Reporting { thread, vcpu }.report(found);
+    }
+}
+
 /// Lets the counters of the thread that executes go on after a signal that it did not get; see
 /// [`ThreadPmu::signal_lost`].
 ///
@@ -110,6 +128,18 @@ pub extern "C" fn perfctr_core_ring_begin(
 /// The `room` words from `out` on can be written, and nobody else writes to them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_ring_callers(frame: u64, out: *mut u64, room: u32) -> u32 {
+    // SAFETY: this function's contract about `out` is also that of `write_callers`.
+    if room == 0 { 0 } else { unsafe { write_callers(frame, out, room) } }
+}
+
+/// Does what [`perfctr_core_ring_callers`] does. This function is not inlined, so that records
+/// without callers do not save registers for it.
+///
+/// # Safety
+///
+/// The `room` words from `out` on can be written, and nobody else writes to them.
+#[inline(never)]
+unsafe fn write_callers(frame: u64, out: *mut u64, room: u32) -> u32 {
     let read = |address| {
         let mut frame = Frame::default();
         // SAFETY: C checks that this is an address of user mode, and writes to the frame only.

@@ -97,8 +97,8 @@ impl LocalVcpu for OnVcpu<'_> {
 /// Does what is needed before another thread executes here; see [`LocalVcpu::leave_to`].
 ///
 /// That thread comes in place of `present`. C calls this if that thread may not execute while the
-/// page is registered, or if no page is registered while perf has events here. `coming` has the
-/// other thread's counters, if it has any.
+/// page is registered, if no page is registered while perf has events here, and while branches are
+/// recorded. `coming` has the other thread's counters, if it has any.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_leave_to(
     mut vcpu: OnVcpu<'_>,
@@ -106,6 +106,8 @@ pub extern "C" fn perfctr_core_leave_to(
     next: &Subject,
     coming: Option<&ThreadObject>,
 ) {
+    // A sample must not have branches of a previous thread.
+    vcpu.cpu().forget_records();
     // If the hypervisor refuses, the next switch asks it again.
     let _ = vcpu.leave_to(next, observer_of(coming), |vcpu| vcpu.suspend(&mut present));
 }

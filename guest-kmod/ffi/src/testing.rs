@@ -88,6 +88,10 @@ pub(crate) struct Fake {
     /// The only capability of the calling thread.
     capability: Cell<Option<c_int>>,
     is_locked_down: Cell<bool>,
+    /// The signals that were sent since the last look: number and counters.
+    signals: RefCell<Vec<(u32, u32)>>,
+    /// The records that were written since the last look: counter and count.
+    records: RefCell<Vec<(u32, u64)>>,
     /// What interrupts the next `OP_SHOW` before the hypervisor has done it, and after that.
     interrupts: RefCell<Option<Interrupt>>,
     /// What another caller does meanwhile, before a vCPU is called next.
@@ -281,6 +285,16 @@ impl Guest {
     /// Returns how often the core has asked since the last time to look again at who counts.
     pub(crate) fn looks_again(&self) -> u32 {
         Fake::with(|fake| fake.looks_again.take())
+    }
+
+    /// Returns the signals that were sent since the last look: number and counters.
+    pub(crate) fn signals(&self) -> Vec<(u32, u32)> {
+        Fake::with(|fake| fake.signals.take())
+    }
+
+    /// Returns the records that were written since the last look: counter and count.
+    pub(crate) fn records(&self) -> Vec<(u32, u64)> {
+        Fake::with(|fake| fake.records.take())
     }
 
     /// Returns whether memory is in use. Pages that may not be used for anything else are in use,
@@ -627,13 +641,14 @@ extern "C" fn perfctr_glue_report_later() {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_send_signal(_: u32, _: u32) -> bool {
-    unreachable!("nothing overflows")
+extern "C" fn perfctr_glue_send_signal(number: u32, counters: u32) -> bool {
+    Fake::with(|fake| fake.signals.borrow_mut().push((number, counters)));
+    true
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn perfctr_glue_ring_write(_: *const c_void, _: &RingPlace) {
-    unreachable!("nothing overflows")
+extern "C" fn perfctr_glue_ring_write(_: *const c_void, place: &RingPlace) {
+    Fake::with(|fake| fake.records.borrow_mut().push((place.counter, place.count)));
 }
 
 #[unsafe(no_mangle)]

@@ -13,13 +13,15 @@ use guest_kmod::policy::Rights;
 use guest_kmod::shown::{Identity, Subject};
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     FEATURE_INTERRUPTS, OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::ioctl::{
-    Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP,
-    Sums,
+    CONTROL_KEEP_PERIOD, CONTROL_RING, Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL,
+    IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP, Sums,
 };
+use shared_abi::ring::RingRequest;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
 use shared_abi::{CounterConfig, Errno};
 
@@ -36,6 +38,7 @@ use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
 use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
+use crate::ring::perfctr_core_ring_begin;
 use crate::surplus::perfctr_core_traced;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user, user_by_lock};
 use crate::users::perfctr_core_user_find;
@@ -43,7 +46,7 @@ use crate::watch::{
     perfctr_core_stop_delay, perfctr_core_stop_if_idle, perfctr_core_watch_end,
     perfctr_core_watch_join, perfctr_core_watch_leave,
 };
-use crate::{ThreadObject, VcpuObject, perfctr_core_read};
+use crate::{ThreadObject, VcpuObject, perfctr_core_read, perfctr_core_stop};
 
 /// Branches retired in user mode.
 const BRANCHES_OF_USER: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
@@ -658,6 +661,62 @@ fn present(thread: &Thread) -> Present<'_> {
     // SAFETY: only this thread uses the guest, so it has the only right to operate the counters.
     // The type has only the reference.
     unsafe { std::mem::transmute::<Option<&ThreadObject>, Present<'_>>(Some(thread.0)) }
+}
+
+/// The period of a thread that samples, and its signal.
+const PERIOD: u64 = 1_000;
+const SIGNAL: u32 = 10;
+
+/// Has a thread sample with one counter.
+fn sampling(flags: u32, signal: u32) -> Control {
+    let mut sampling = Control { flags, signal, ..control(1) };
+    (sampling.counter[0].mode, sampling.counter[0].period) = (MODE_SAMPLING, PERIOD);
+    sampling
+}
+
+#[test]
+fn an_overflow_that_a_request_notices_is_reported_by_it() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    show(&guest, 1, &alice);
+    // SAFETY: the user has this page until its last thread ends.
+    let page = unsafe { &*page(&alice, 1).0 };
+    page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+    let set = |control: &Control| {
+        guest.on(1, |on| needs_page_after(&alice, Some(on.object()), control));
+        (guest.signals(), guest.records())
+    };
+    let count_up_to = |periods: u64| page.slots[0].sum.store(periods * PERIOD, Relaxed);
+
+    let goes_on = sampling(CONTROL_KEEP_PERIOD, SIGNAL);
+    assert_eq!(set(&goes_on), (vec![], vec![]), "nothing was counted yet");
+    count_up_to(1);
+    assert_eq!(set(&goes_on), (vec![(SIGNAL, 1)], vec![]));
+    set(&control(0));
+
+    let ring = RingRequest { pages: 1, watermark: 32, ..RingRequest::default() };
+    guest.on(1, |_| {
+        // SAFETY: only this thread uses the guest, so it has the only right to operate the
+        // counters.
+        assert_eq!(perfctr_core_ring_begin(unsafe { OnThread::new(alice.0) }, &ring), 0);
+    });
+    let recorded = sampling(CONTROL_RING, 0);
+    assert_eq!(set(&recorded), (vec![], vec![]), "nothing was counted yet");
+    count_up_to(2);
+    assert_eq!(set(&control(0)), (vec![], vec![(0, PERIOD)]));
+
+    set(&recorded);
+    count_up_to(3);
+    guest.on(1, |on| {
+        // SAFETY: as above. The vCPU's type has only the reference.
+        let vcpu = unsafe {
+            std::mem::transmute::<Option<&VcpuObject>, OnVcpuOrAsleep<'_>>(Some(on.object()))
+        };
+        // SAFETY: as above.
+        perfctr_core_stop(unsafe { OnThread::new(alice.0) }, vcpu);
+    });
+    assert_eq!(guest.records(), [(0, PERIOD)]);
+    alice.end();
 }
 
 #[test]

@@ -169,13 +169,22 @@ static void go_down(void)
     keep_stats(pcpu);
 }
 
+/*
+ * The boot CPU has come back after a reset. This is not inlined, so that hooks
+ * do not save registers for it.
+ */
+static noinline struct perfctr_core_cpu *come_back(struct perfctr_pcpu *pcpu)
+{
+    come_up(pcpu, NULL);
+    return core_of(pcpu);
+}
+
 struct perfctr_core_cpu *perfctr_this_cpu(void)
 {
     struct perfctr_pcpu *pcpu = &this_cpu(perfctr_pcpu);
 
-    /* The boot CPU has come back after a reset. */
     if ( unlikely(pcpu->resets != system_reset_counter) )
-        come_up(pcpu, NULL);
+        return come_back(pcpu);
     return core_of(pcpu);
 }
 
