@@ -245,8 +245,7 @@ impl Clocks {
             let now = ask(domain);
             let known = *self.0.entry(domain).or_insert(now);
             let clock = known.filter(|known| now.is_none_or(|now| now == *known))?;
-            let DomainClock { offset, scale, fraction_bits, .. } = clock;
-            Some(ClockOf { domain, offset, scale, fraction_bits })
+            Some(ClockOf::new(domain, clock))
         };
         domains.into_iter().filter_map(of).collect()
     }

@@ -150,6 +150,11 @@ pub struct ClockOf {
 }
 
 impl ClockOf {
+    pub fn new(domain: u32, clock: DomainClock) -> Self {
+        let DomainClock { offset, scale, fraction_bits, .. } = clock;
+        Self { domain, offset, scale, fraction_bits }
+    }
+
     pub fn clock(&self) -> DomainClock {
         DomainClock::scaled(self.offset, self.scale, self.fraction_bits)
     }

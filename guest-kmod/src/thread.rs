@@ -235,7 +235,7 @@ impl ThreadPmu {
         self.suspend(page, cpu);
         cpu.forget_loaded();
         self.resume(page, cpu);
-        self.overflows.pending()
+        self.has_report()
     }
 
     /// Returns whether [`report`](Self::report) finds anything to report.

@@ -599,7 +599,13 @@ fn threads_of_a_machines_process_stay_what_the_host_says() {
     made.known(PROGRAM_A, "a", "/bin/a", 0).switch(10_000, 0, IDLE, PROGRAM_A);
     let worker = (ACTIVE, 900, 0xffff_82d0_0000_0000, Layer::Hypervisor);
     let mut profile = host(&[(user(0, 0x5004), 11_000), (worker, 11_001)]);
-    let task = Task { pid: ACTIVE, tid: 900, name: "worker".into(), process: "qemu".into() };
+    let task = Task {
+        pid: ACTIVE,
+        tid: 900,
+        name: "worker".into(),
+        process: "qemu".into(),
+        cgroup: "".into(),
+    };
     profile.threads.iter_mut().filter(|thread| thread.tid == 900).for_each(|thread| {
         thread.task = Some(task.clone());
     });

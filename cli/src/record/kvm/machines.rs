@@ -32,8 +32,9 @@ pub struct Machine {
     pub name: String,
     /// The number of each virtual CPU, by its thread.
     vcpus: HashMap<u32, u32>,
-    /// The counter that all its virtual CPUs have read whenever they were looked at.
-    clock: Option<DomainClock>,
+    /// The different counters that its virtual CPUs have read, or the first two of them. It is
+    /// `None` where KVM does not say which one that is.
+    clocks: Vec<Option<DomainClock>>,
 }
 
 impl Machine {
@@ -69,7 +70,7 @@ impl Machines {
     #[cfg(test)]
     pub fn known(process: u32, name: &str, vcpus: &[(u32, u32)]) -> Self {
         let vcpus = vcpus.iter().copied().collect();
-        let machine = Machine { name: name.to_owned(), vcpus, clock: None };
+        let machine = Machine { name: name.to_owned(), vcpus, clocks: Vec::new() };
         let known = BTreeMap::from([(process, machine)]);
         Self { kvm: "/nowhere".into(), proc: "/nowhere".into(), known }
     }
@@ -103,14 +104,17 @@ impl Machines {
             .then_some(process)
     }
 
-    /// Returns the time-stamp counter that a machine reads, if it has always been the same one.
+    /// Returns the time-stamp counter that all virtual CPUs of a machine read, if it has always
+    /// been the same one.
     pub fn clock(&self, process: u32) -> Option<DomainClock> {
-        self.known.get(&process)?.clock
+        match self.known.get(&process)?.clocks[..] {
+            [clock] => clock,
+            _ => None,
+        }
     }
 
     fn add(&mut self, process: u32, vcpus: &[Vcpu]) {
         let proc = &self.proc;
-        let is_new = !self.known.contains_key(&process);
         let machine = self.known.entry(process).or_insert_with(|| Machine {
             name: name_of_process(proc, process).map_or_else(String::new, |name| name.shown()),
             ..Machine::default()
@@ -118,10 +122,11 @@ impl Machines {
         let threads = vcpus.iter().filter_map(|vcpu| Some((vcpu.tid?, vcpu.number)));
         // Other threads of the machine have their own numbers.
         machine.vcpus.extend(threads.filter(|&(_, number)| number < process));
-        let first = vcpus.first().and_then(|vcpu| vcpu.clock);
-        let clock = first.filter(|_| vcpus.iter().all(|vcpu| vcpu.clock == first));
-        machine.clock =
-            if is_new { clock } else { machine.clock.filter(|_| clock == machine.clock) };
+        for vcpu in vcpus {
+            if machine.clocks.len() < 2 && !machine.clocks.contains(&vcpu.clock) {
+                machine.clocks.push(vcpu.clock);
+            }
+        }
     }
 
     /// Returns the virtual CPUs of each machine by KVM's list, or `None` if there is no list.
@@ -310,6 +315,19 @@ mod tests {
         let mut machines = files.machines();
         machines.look();
         assert_eq!(machines.clock(500), Some(DomainClock::scaled(1 << 40, 1 << 32, 32)));
+    }
+
+    #[test]
+    fn a_machine_may_be_found_before_its_virtual_cpus() {
+        let files = Files::new("early");
+        files.process(500, 500, "web");
+        fs::create_dir_all(files.0.join("kvm/500-1")).unwrap();
+        let mut machines = files.machines();
+        machines.look();
+        assert_eq!((machines.of(500).is_some(), machines.clock(500)), (true, None));
+        files.vcpu("500-1", 0, 510, 3);
+        machines.look();
+        assert_eq!(machines.clock(500), Some(DomainClock::shifted(3)));
     }
 
     #[test]

@@ -25,11 +25,12 @@ use super::attached::Memory;
 use crate::elf::Facts;
 use crate::guest::clock::{Clock, Moments};
 use crate::host::{
-    ANONYMOUS, CONTROL_DOMAIN, Clocks, Collects, Kernel, Kernels, Taken, Taker, kernel_of, time,
+    ANONYMOUS, CONTROL_DOMAIN, Collects, Kernel, Kernels, Taken, Taker, kernel_of, time,
     user_mode_of,
 };
 use crate::profile::{
-    Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Symbol, Task, Thread,
+    ClockOf, Frame, Host, KvmHost, Layer, Module, Profile, SampleOrigin, Samples, Symbol, Task,
+    Thread,
 };
 use crate::program::{cgroup, name};
 use crate::text::counted;
@@ -106,7 +107,6 @@ pub struct Collector {
     places: Places,
     own: Kernel,
     kernels: Kernels,
-    clocks: Clocks,
     /// The common part of all profiles, and the threads that were sampled since the last one.
     profile: Profile,
     samples: Samples,
@@ -148,7 +148,6 @@ impl Collector {
             places: Places::default(),
             own: Kernel::default(),
             kernels: Kernels::default(),
-            clocks: Clocks::default(),
             profile,
             samples: Samples::default(),
             lost: 0,
@@ -376,8 +375,6 @@ impl Collects for Collector {
         while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
             self.add_all(&taken?);
         }
-        let Self { machines, clocks, profile, .. } = self;
-        clocks.look_up(machines_in(&profile.threads), |machine| machines.clock(machine));
         Ok(())
     }
 
@@ -398,9 +395,9 @@ impl Collects for Collector {
         let mut profile = self.samples.profile(&mut self.profile, self.lost);
         let moments = self.moments.as_ref().and_then(|moments| moments.until_now().ok());
         let clock = moments.and_then(|moments| Clock::new(moments).ok());
-        let machines = &self.machines;
-        let clocks =
-            self.clocks.of(machines_in(&profile.threads), |machine| machines.clock(machine));
+        // Machines that have ended are still known.
+        let of = |machine| Some(ClockOf::new(machine, self.machines.clock(machine)?));
+        let clocks = machines_in(&profile.threads).into_iter().filter_map(of).collect();
         let missing = self.missing();
         if let (Some(host), Some(clock)) = (&mut profile.host, clock) {
             let [first, _] = clock.span();
