@@ -456,7 +456,7 @@ impl<K: Kernel> ThisVcpu<'_, K> {
     fn note_shown(&mut self, observer: &Observer) {
         let Observer { identity, number, sees_kernel } = *observer;
         let pages = &mut self.vcpu.pages;
-        pages.sees_kernel = sees_kernel;
+        (pages.sees_kernel, pages.is_perfs) = (sees_kernel, false);
         pages.note_registered(identity, number, self.shown);
         self.vcpu.judge_loaded(self.shown);
     }
@@ -886,10 +886,13 @@ mod tests {
     fn a_users_page_after_perfs_is_the_users_alone() {
         let machine = Machine::new();
         machine.on(0, |cpu| cpu.vcpu.wide_event_comes());
-        for _ in 0..2 {
+        let at_once = || machine.on(0, |cpu| cpu.show_at_once(1, &ALICE, None)).unwrap();
+        let ways: [&dyn Fn(); 4] =
+            [&|| machine.show(&ALICE), &at_once, &at_once, &|| machine.show(&ALICE)];
+        for show in ways {
             machine.show_perfs(&program(1002), 40);
             assert_eq!(machine.leave_to(&program(1002)), Leave::Stay);
-            machine.show(&ALICE);
+            show();
             assert_eq!(machine.leave_to(&program(1002)), Leave::ShowPerfs, "it is Alice's now");
             assert_eq!(machine.leave_to(&program(1001)), Leave::Stay);
         }
