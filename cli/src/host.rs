@@ -224,7 +224,7 @@ impl DomainNames {
 /// The time-stamp counters of domains, which are looked up when a domain is new. They are kept when
 /// a domain is gone.
 #[derive(Default)]
-pub struct Clocks(BTreeMap<u32, Option<DomainClock>>);
+struct Clocks(BTreeMap<u32, Option<DomainClock>>);
 
 impl Clocks {
     /// Looks up the counter of each of these domains that is new.

@@ -205,8 +205,8 @@ static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
  * are suspended. Most switches are between threads of one user, or happen where
  * no page is registered. Without a page, the core has to know of the switch
  * only if perf has events here, since they may go on with the next thread. It
- * has to know of each switch while branches are recorded. There is only this
- * one call, as the last thing, so that most switches save no registers.
+ * has to know of each switch while branches are recorded. This function calls
+ * another one only at its end, so that it saves no registers before that.
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {

@@ -92,7 +92,7 @@ impl<'a> Tasks<'a> {
 
     /// Takes a record that says in which control group a process is, as `perfctr record --names`
     /// writes it. A path that is longer than Linux's can be is not known.
-    pub fn regroup(&mut self, record: &Record<'_>) -> Result<()> {
+    pub fn take_cgroup(&mut self, record: &Record<'_>) -> Result<()> {
         let mut input = Input(record.body);
         let pid = input.u64()? as u32;
         let path = before_zero(input.0);

@@ -240,7 +240,7 @@ impl Ordered for Walk<'_> {
         self.tasks.take(&record)?;
         if cpu == NO_CPU {
             let is_group = record.kind == perf::PERF_RECORD_CGROUP;
-            return if is_group { self.tasks.regroup(&record) } else { Ok(()) };
+            return if is_group { self.tasks.take_cgroup(&record) } else { Ok(()) };
         }
         let turn = self.cpus.entry(cpu).or_insert_with(|| Turn::of(by));
         turn.id = by;

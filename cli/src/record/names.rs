@@ -56,7 +56,7 @@ struct Recording<'a> {
     is_old: bool,
     read: Instant,
     /// When the control groups of all processes were read.
-    grouped: Instant,
+    groups_read: Instant,
 }
 
 impl<'a> Recording<'a> {
@@ -73,7 +73,7 @@ impl<'a> Recording<'a> {
             lost: 0,
             is_old: false,
             read: now,
-            grouped: now,
+            groups_read: now,
         })
     }
 
@@ -131,8 +131,8 @@ impl<'a> Recording<'a> {
     }
 
     /// Adds the control groups of all processes, if they were read long ago.
-    fn group_anew(&mut self) -> Result<()> {
-        if self.grouped.elapsed() < GROUPS_EACH {
+    fn read_groups_anew(&mut self) -> Result<()> {
+        if self.groups_read.elapsed() < GROUPS_EACH {
             return Ok(());
         }
         for pid in processes()? {
@@ -143,7 +143,7 @@ impl<'a> Recording<'a> {
                 self.stream.cgroup(pid.cast_unsigned(), group.as_bytes(), time)?;
             }
         }
-        self.grouped = Instant::now();
+        self.groups_read = Instant::now();
         Ok(())
     }
 
@@ -170,7 +170,7 @@ impl Beside for Recording<'_> {
 
     fn tick(&mut self) -> Result<()> {
         self.moments.as_mut().map_or(Ok(()), EachCpu::tick)?;
-        self.group_anew()?;
+        self.read_groups_anew()?;
         self.take()
     }
 }

@@ -613,7 +613,7 @@ extern "C" fn perfctr_glue_read_frame(address: u64, frame: &mut Frame) -> bool {
     true
 }
 
-// No test has an event of perf's that stalls, or an overflow.
+// No test has an event of perf's that stalls or overflows.
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_event_time(_: u32, _: EventTime) -> u64 {
@@ -632,12 +632,12 @@ extern "C" fn perfctr_glue_event_stall(_: u32, _: u64) {
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_event_sample(_: u32, _: Registers, _: &HvPlace, _: u64) {
-    unreachable!("nothing overflows")
+    unreachable!("no event overflows")
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_report_later() {
-    unreachable!("nothing overflows")
+    unreachable!("no event overflows")
 }
 
 #[unsafe(no_mangle)]
@@ -653,7 +653,7 @@ extern "C" fn perfctr_glue_ring_write(_: *const c_void, place: &RingPlace) {
 
 #[unsafe(no_mangle)]
 extern "C" fn perfctr_glue_ring_wake(_: *const c_void) {
-    unreachable!("nothing overflows")
+    unreachable!("no event overflows")
 }
 
 #[unsafe(no_mangle)]

@@ -195,8 +195,8 @@ fn become_nobody_in_own_namespace() -> Result<()> {
     Ok(unshare(CloneFlags::CLONE_NEWUSER)?)
 }
 
-/// Root may make a namespace of processes in the namespace of users that it shares with others. The
-/// processes are told apart by the namespace in which their children will be.
+/// Only root may make a namespace of processes without a namespace of users. The module takes two
+/// processes for those of two containers if their children will be in two namespaces of processes.
 fn become_nobody_in_own_container() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWPID)?;
     become_user(NOBODY)
