@@ -190,7 +190,9 @@ fn compiled(tally: &mut Tally) -> Result<()> {
 ///
 /// Where Linux counts by its own driver, each sample names the period that begins with it
 /// (`x86_perf_event_set_period`). The last period that is named may not have passed in the end, so
-/// the sum may be one period more. Here that is at most a hundredth.
+/// the sum may be more by the last period. The profile has only the mean. Linux moves its period by
+/// an eighth of the difference at each sample (`perf_adjust_period`), so the last one is less than
+/// twice the mean, even if the program has become several times as fast towards its end.
 pub fn frequency(tally: &mut Tally, provider: &str) -> Result<()> {
     // This program executes the same in each run.
     let program = subject::words(&["subject", LONG])?;
@@ -208,8 +210,8 @@ pub fn frequency(tally: &mut Tally, provider: &str) -> Result<()> {
     }
     tally.check("a frequency gives samples, whose periods are parts of the count", {
         let fits = |&(samples, period, says): &(u64, u64, bool)| {
-            let surplus = if provider == "paravirt" { 0 } else { period.min(counted / 100) };
-            says && samples > 0 && samples * period <= counted + surplus
+            let surplus = if provider == "paravirt" { 0 } else { 2 * period };
+            says && samples > 2 && samples * period <= counted + surplus
         };
         let is_right = found.iter().all(fits);
         is_right.then_some(()).ok_or(format!("{found:?} found, {counted} counted"))
