@@ -12,7 +12,7 @@ use super::*;
 use crate::elf::Segment;
 use crate::perf_data::Mapped;
 use crate::perf_data::stream::Stream;
-use crate::profile::{ClockOf, SampleOrigin};
+use crate::profile::{ClockOf, KvmHost, SampleOrigin};
 
 /// The domain that is active, and one that is not.
 const ACTIVE: u32 = 3;
@@ -458,6 +458,37 @@ fn the_virtual_cpu_counts_and_not_the_physical_one() {
         stack.cpu = Some(1 - n as u32);
     }
     assert_eq!(joined(&mut profile, made).0, ["70/70 a of a: a_first", "80/80 b of b: b_first"]);
+}
+
+#[test]
+fn each_sample_keeps_its_physical_cpu() {
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(2_000, 0, IDLE, PROGRAM_A);
+    let other = (PASSIVE, 0, 0x5004, Layer::User);
+    // The first three are of a thread, of nobody known, and of another domain.
+    let mut profile = host(&[(user(0, 0x5004), 3_000), (user(0, 0x5008), 900), (other, 3_001)]);
+    for stack in &mut profile.stacks {
+        stack.cpu = Some(stack.times[0] as u32);
+    }
+    joined(&mut profile, made);
+    let cpus: BTreeSet<_> =
+        profile.stacks.iter().map(|stack| (stack.times[0], stack.cpu)).collect();
+    assert_eq!(cpus, BTreeSet::from([3_000, 900, 3_001].map(|at| (at, Some(at as u32)))));
+}
+
+#[test]
+fn the_host_may_be_as_wrong_as_it_says() {
+    let mut made = Made::new();
+    made.known(PROGRAM_A, "a", "/bin/a", 0).switch(10_000, 0, IDLE, PROGRAM_A);
+    let mut profile = host(&[9_990, 9_994, 10_006, 10_008].map(|time| (user(0, 0x5004), time)));
+    let domain_clock = ClockOf::new(ACTIVE, DomainClock::native());
+    let described = profile.host.as_mut().unwrap();
+    described.clocks = vec![domain_clock];
+    described.kvm = Some(KvmHost { clock_error: 5, missing: 0 });
+    let (_, found) = joined(&mut profile, made);
+    assert_eq!(found.error, WITHIN + 5);
+    // In user mode, the CPU was not idle.
+    assert_eq!((found.near, found.named, found.contradicting), (1, 2, 2));
 }
 
 #[test]

@@ -133,3 +133,78 @@ fn take<R: Rings>(mut rings: R, to: &SyncSender<Outcome<R::Sample>>, ends: &Atom
         thread::sleep(LOOK);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rings in which a sample is found each time, and three more when sampling has ended. Samples
+    /// are numbers in the order in which they are found.
+    #[derive(Default)]
+    struct Numbers {
+        found: u32,
+        stopped: u32,
+        fails_at: Option<u32>,
+    }
+
+    impl Rings for Numbers {
+        type Sample = u32;
+
+        fn take(&mut self) -> Result<Vec<u32>, Error> {
+            if self.fails_at == Some(self.found) {
+                return Err(Error::NotSampled("rings that fail"));
+            }
+            let first = self.found;
+            self.found += 1 + 3 * self.stopped;
+            Ok((first..self.found).collect())
+        }
+
+        fn lost(&self) -> u64 {
+            self.found.into()
+        }
+
+        fn stop(&mut self) -> Result<(), Error> {
+            self.stopped += 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_samples_that_remain_when_sampling_has_ended_are_taken() {
+        let taker = Taker::new(Numbers::default()).unwrap();
+        let mut all = Vec::new();
+        let mut lost = 0;
+        while all.len() < 3 {
+            if let Some(taken) = taker.next() {
+                let taken = taken.unwrap();
+                (all, lost) = ([all, taken.samples].concat(), taken.lost);
+            }
+        }
+        assert_eq!((all.len() as u64, lost), (3, 3), "one each time");
+        let (rest, rings) = taker.end();
+        for taken in rest {
+            let taken = taken.unwrap();
+            (all, lost) = ([all, taken.samples].concat(), taken.lost);
+        }
+        let rings = rings.unwrap();
+        assert_eq!(all, (0..rings.found).collect::<Vec<_>>(), "each once, in their order");
+        assert_eq!((rings.stopped, lost), (1, rings.found.into()));
+        assert!(all.len() >= 3 + 4, "sampling has ended before the last samples were taken");
+    }
+
+    #[test]
+    fn an_error_ends_sampling_and_keeps_what_was_there() {
+        let taker = Taker::new(Numbers { fails_at: Some(2), ..Numbers::default() }).unwrap();
+        let (rest, rings) = loop {
+            // The thread ends by itself.
+            if taker.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+                break taker.end();
+            }
+            thread::yield_now();
+        };
+        let samples: Vec<Option<u32>> =
+            rest.iter().map(|taken| Some(taken.as_ref().ok()?.samples[0])).collect();
+        assert_eq!(samples, [Some(0), Some(1), None]);
+        assert_eq!(rings.unwrap().stopped, 0);
+    }
+}

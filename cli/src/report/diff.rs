@@ -41,9 +41,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     );
     let names = [&before, &after].map(|profile| symbols::name(profile, |text| print_note(text)));
     let profiles = [(&before, &*names[0]), (&after, &*names[1])];
-    // Both profiles have these columns.
-    let keys = Key::columns(&options.sort, &before)?;
-    print(&text(profiles, &Key::columns(&keys, &after)?))?;
+    print(&text(profiles, &columns(&options.sort, [&before, &after])?))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -54,6 +52,14 @@ fn only(path: &Path) -> Result<Profile> {
         anyhow!("{} has {}: one event expected", path.display(), events(&profiles))
     })?;
     Ok(profile)
+}
+
+/// Returns the columns of the table: these if there are any, or else the usual ones that both
+/// profiles have.
+fn columns(sort: &[Key], [before, after]: [&Profile; 2]) -> Result<Vec<Key>> {
+    let [mut keys, others] = [Key::columns(sort, before)?, Key::columns(sort, after)?];
+    keys.retain(|key| others.contains(key));
+    Ok(keys)
 }
 
 fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {
@@ -86,7 +92,7 @@ fn line([before, after, difference]: [String; 3], row: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::profile;
+    use super::super::tests::{of_host, profile, with_kernel};
     use super::*;
 
     #[test]
@@ -136,5 +142,19 @@ mod tests {
         after.stacks.clear();
         let text = text([(&before, &names), (&after, &names)], &[Key::Module]);
         assert!(text.contains("600                  0               -600  a\n"), "{text}");
+    }
+
+    #[test]
+    fn both_profiles_have_the_columns() {
+        let [(plain, _), (kernel, _), (host, _)] = [profile(), with_kernel(), of_host()];
+        let of = |sort: &[Key], profiles| columns(sort, profiles).map_err(|why| why.to_string());
+        for profiles in [[&plain, &host], [&host, &plain]] {
+            assert_eq!(of(&[], profiles), Ok(vec![Key::Symbol]));
+            let error = of(&[Key::Symbol, Key::Domain], profiles).unwrap_err();
+            assert!(error.starts_with("the column domain is one of hosts' profiles"), "{error}");
+        }
+        assert_eq!(of(&[], [&kernel, &host]), Ok(vec![Key::Layer, Key::Symbol]));
+        assert_eq!(of(&[], [&host, &host]), Ok(vec![Key::Layer, Key::Domain, Key::Symbol]));
+        assert_eq!(of(&[Key::Cpu], [&host, &host]), Ok(vec![Key::Cpu]));
     }
 }

@@ -262,6 +262,25 @@ mod tests {
     }
 
     #[test]
+    fn processes_of_two_domains_with_the_same_number_are_two() {
+        let (mut profile, names) = of_host();
+        for thread in &mut profile.threads {
+            thread.task = Some(task());
+        }
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let track = |thread: &Value| {
+            let text = |key: &str| thread[key].as_str().unwrap().to_owned();
+            (text("processName"), text("pid"), stacks(thread).len())
+        };
+        let mut all: Vec<_> = document["threads"].as_array().unwrap().iter().map(track).collect();
+        all.retain(|(process, ..)| process != "physical CPUs");
+        let [web, other] = &all[..] else { panic!("{all:?}") };
+        assert_eq!([&*web.0, &*other.0], ["Domain-0 70 web", "domain 3 70 web"]);
+        assert_ne!(web.1, other.1, "the profiler shows what has one number as one process");
+        assert_eq!([web.2, other.2], [6, 4]);
+    }
+
+    #[test]
     fn each_layer_of_a_host_has_a_colour_of_its_own() {
         let (mut profile, _) = of_host();
         let mut module = Module::new("[user mode of domain 0]".as_ref(), Facts::default());

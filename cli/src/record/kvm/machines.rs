@@ -131,18 +131,22 @@ impl Machines {
 
     /// Returns the virtual CPUs of each machine by KVM's list, or `None` if there is no list.
     fn listed(&self) -> Option<Vec<(u32, Vec<Vcpu>)>> {
-        let mut all = BTreeMap::<u32, Vec<Vcpu>>::new();
-        for entry in fs::read_dir(&self.kvm).ok()?.flatten() {
+        // A machine is named by the thread that has made it, and by the thread's descriptor of it.
+        let parts = |entry: &fs::DirEntry| -> Option<(pid_t, u32)> {
             let name = entry.file_name();
-            let Some((thread, _)) = name.to_str().and_then(|name| name.split_once('-')) else {
-                continue;
-            };
-            let Some(process) = thread.parse().ok().and_then(|tid| self.process_of(tid)) else {
-                continue;
-            };
+            let (thread, descriptor) = name.to_str()?.split_once('-')?;
+            Some((thread.parse().ok()?, descriptor.parse().ok()?))
+        };
+        let entries = fs::read_dir(&self.kvm).ok()?.flatten();
+        // In this order, virtual CPUs keep their numbers if their process makes a further machine.
+        let machines: BTreeMap<(pid_t, u32), PathBuf> =
+            entries.filter_map(|entry| Some((parts(&entry)?, entry.path()))).collect();
+        let mut all = BTreeMap::<u32, Vec<Vcpu>>::new();
+        for ((thread, _), path) in machines {
+            let Some(process) = self.process_of(thread) else { continue };
             let vcpus = all.entry(process).or_default();
             let before = vcpus.len() as u32;
-            vcpus.extend(vcpus_in(&entry.path(), before));
+            vcpus.extend(vcpus_in(&path, before));
         }
         Some(all.into_iter().collect())
     }
@@ -221,14 +225,14 @@ fn vcpu_of_name(name: &str) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// The host's files, in a directory that a test has made.
-    struct Files(PathBuf);
+    pub struct Files(PathBuf);
 
     impl Files {
-        fn new(test: &str) -> Self {
+        pub fn new(test: &str) -> Self {
             let name = format!("perfctr-machines-{test}-{}", std::process::id());
             let files = Self(std::env::temp_dir().join(name));
             fs::create_dir_all(files.0.join("proc")).unwrap();
@@ -242,19 +246,19 @@ mod tests {
         }
 
         /// Adds a process that runs a machine: this thread of it has made the machine.
-        fn process(&self, pid: u32, tid: u32, name: &str) {
+        pub fn process(&self, pid: u32, tid: u32, name: &str) {
             let arguments = format!("qemu-system-x86_64\0-name\0{name}");
             self.write(&format!("proc/{pid}/cmdline"), &arguments);
             self.write(&format!("proc/{tid}/status"), &format!("Name:\tx\nTgid:\t{pid}\n"));
         }
 
-        fn vcpu(&self, machine: &str, id: u32, tid: u32, offset: i64) {
+        pub fn vcpu(&self, machine: &str, id: u32, tid: u32, offset: i64) {
             let path = format!("kvm/{machine}/vcpu{id}");
             self.write(&format!("{path}/pid"), &format!("{tid}\n"));
             self.write(&format!("{path}/tsc-offset"), &format!("{offset}\n"));
         }
 
-        fn machines(&self) -> Machines {
+        pub fn machines(&self) -> Machines {
             let (kvm, proc) = (self.0.join("kvm"), self.0.join("proc"));
             Machines { kvm, proc, known: BTreeMap::new() }
         }
@@ -289,6 +293,22 @@ mod tests {
         files.vcpu("500-12", 16, 512, -7);
         machines.look();
         assert_eq!(machines.of(500).unwrap().vcpu(512), Some(2));
+    }
+
+    #[test]
+    fn the_virtual_cpus_of_a_second_machine_follow_those_of_the_first() {
+        let files = Files::new("second");
+        files.process(500, 500, "web");
+        files.vcpu("500-9", 0, 510, 3);
+        files.vcpu("500-9", 1, 511, 3);
+        let mut machines = files.machines();
+        machines.look();
+        files.vcpu("500-10", 0, 520, 3);
+        files.vcpu("500-10", 1, 521, 3);
+        machines.look();
+        let process = machines.of(500).unwrap();
+        let numbers = [510, 511, 520, 521].map(|tid| process.vcpu(tid));
+        assert_eq!(numbers, [Some(0), Some(1), Some(2), Some(3)]);
     }
 
     #[test]

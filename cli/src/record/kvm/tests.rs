@@ -3,6 +3,7 @@
 
 use perfctr::watch::Total;
 
+use super::machines::tests::Files;
 use super::*;
 
 /// A machine's process, its virtual CPU's thread, and the virtual CPU.
@@ -145,6 +146,23 @@ fn a_process_that_executes_a_guest_is_a_machine() {
     let domains: Vec<u32> = profile.stacks.iter().map(domain).collect();
     assert_eq!(domains, [CONTROL_DOMAIN, WEB + 1]);
     assert_eq!(profile.threads[1].domain(), "domain 4000001");
+}
+
+#[test]
+fn a_virtual_cpu_that_is_new_is_found_by_its_first_sample() {
+    let files = Files::new("new");
+    files.process(WEB, WEB, "web");
+    files.vcpu("4000000-9", 0, WEB + 9, 0);
+    let mut collector = Collector { machines: files.machines(), ..collector() };
+    collector.look_for_machines();
+    files.vcpu("4000000-9", 1, WEB + 10, 0);
+    for tid in [WEB + 9, WEB + 10] {
+        collector.add(&sample(CpuMode::GuestUser, Some(PROGRAM), [WEB, tid]));
+    }
+    let profile = collector.profile();
+    let threads: Vec<u32> = profile.threads.iter().map(|thread| thread.tid).collect();
+    assert_eq!(threads, [0, 1]);
+    assert!(profile.threads.iter().all(|thread| thread.task.is_none()), "they are virtual CPUs");
 }
 
 #[test]
