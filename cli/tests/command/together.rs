@@ -31,7 +31,7 @@ fn events_of_a_group_are_counted_at_the_same_time() {
         let found = counts(&printed.err);
         assert!(found.len() == 3 && found[0].0 > 1_000_000, "{printed:?}");
         let (first, second) = (found[0].0, found[1].0);
-        // The kernel begins and ends both in one go, but a hypervisor may preempt the CPU meanwhile,
+        // The kernel begins and ends both in one go, but a hypervisor may preempt the CPU then,
         // for two or three of its turns of 10 ms at most. 200 ms are counted.
         assert!(first.abs_diff(second) < first / 8, "{found:?}");
     }
