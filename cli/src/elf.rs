@@ -211,6 +211,28 @@ mod tests {
     }
 
     #[test]
+    fn of_several_functions_with_one_name_none_is_taken() {
+        let folder = std::env::temp_dir().join(format!("perfctr-twins-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let sources = ["first", "second"].map(|name| folder.join(format!("{name}.c")));
+        for (path, public) in sources.iter().zip(["main", "other"]) {
+            let twin = "__attribute__((noinline)) static int twin(void) { return 0; }";
+            std::fs::write(path, format!("{twin}\nint {public}(void) {{ return twin(); }}\n"))
+                .unwrap();
+        }
+        let program = folder.join("program");
+        let mut compiler = std::process::Command::new("cc");
+        let status = compiler.arg("-o").arg(&program).args(&sources).status().unwrap();
+        assert!(status.success());
+        let bytes = std::fs::read(&program).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let error = functions(&bytes, &["main", "twin"]).unwrap_err().to_string();
+        assert!(error.starts_with("there are several functions \"twin\""), "{error}");
+        let found = functions(&bytes, &["main", "other"]).unwrap().addresses;
+        assert!(found[0].is_some() && found[1].is_some() && found[0] != found[1], "{found:x?}");
+    }
+
+    #[test]
     fn a_mapped_file_may_have_become_anything() {
         let folder = std::env::temp_dir().join(format!("perfctr-mapped-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

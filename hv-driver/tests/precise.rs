@@ -306,6 +306,22 @@ fn a_mode_that_ends_with_the_period_needs_no_record() {
 }
 
 #[test]
+fn a_cpu_that_was_off_stores_records_again() {
+    let host = &mut Host::new();
+    host.guest(1, EVNTSEL_OS);
+    assert_eq!(host.hardware.held(PEBS_ENABLE), 1);
+    host.hardware.registers.borrow_mut().clear();
+    let boot = host.driver.boot;
+    host.cpu().come_up(&boot).unwrap();
+    assert_eq!(host.hardware.held(PEBS_ENABLE), 0);
+    let mut guest = host.guest(2, EVNTSEL_OS);
+    assert_eq!(host.hardware.held(PEBS_ENABLE), 1);
+    host.hardware.runs(LINUX, PERIOD + 3);
+    assert!(guest.interrupted_at(host, PLACE_KERNEL, LINUX + PERIOD + 3));
+    assert_eq!(guest.place(), (PLACE_KERNEL | PLACE_PRECISE, LINUX + PERIOD, 77));
+}
+
+#[test]
 fn where_the_kernel_returns_its_next_instruction_is_not_known() {
     let host = &mut Host::new();
     let mut guest = host.guest(1, EVNTSEL_OS);

@@ -126,6 +126,18 @@ fn written_is_read(written: &Profile) {
     assert_eq!(read.modules.iter().find(|m| m.path == "/nowhere/a").unwrap().build_id, id(written));
 }
 
+#[test]
+fn build_ids_of_all_lengths_are_kept() {
+    for id in ["00", "0001020304050607", "00112233445566778899aabbccddeeff0011220a"] {
+        let mut written = profile();
+        written.modules[0].build_id = Some(id.to_owned());
+        let bytes = encode(std::slice::from_ref(&written)).unwrap();
+        let read = super::read(&mut Cursor::new(bytes)).unwrap();
+        let module = read[0].modules.iter().find(|module| module.path == "/nowhere/a").unwrap();
+        assert_eq!(module.build_id.as_deref(), Some(id));
+    }
+}
+
 /// Returns the profile above with branches in a stack: one is in a file of the process, one leads
 /// to the kernel, and one comes from memory without a file.
 fn with_branches() -> Profile {

@@ -88,13 +88,16 @@ mod tests {
     #[test]
     fn each_ratio_of_a_group_is_of_the_two_counts_that_its_unit_names() {
         let counted = [
+            // Of both modes, which no ratio is of.
+            (Event::INSTRUCTIONS, 7.0),
+            (Event::CYCLES, 3.0),
             (Event::INSTRUCTIONS.user(), 80_000.0),
             (Event::CYCLES.user(), 32_000.0),
             (Event::BRANCHES.user(), 4_000.0),
             (Event::BRANCH_MISSES.user(), 120.0),
             (Event::CACHE_REFERENCES.user(), 2_400.0),
             (Event::CACHE_MISSES.user(), 600.0),
-            (Event::INSTRUCTIONS, 7.0),
+            (Event::BRANCHES, 9.0),
         ];
         let values = |group: Group| group.metrics(&counted);
         assert_eq!(

@@ -122,7 +122,12 @@ pub(crate) struct Thread(pub(crate) &'static ThreadObject);
 impl Guest {
     /// Makes a guest whose vCPUs are online.
     pub(crate) fn new() -> Self {
-        let guest = Self::offline();
+        Self::offering(0)
+    }
+
+    /// Makes a guest whose vCPUs are online, on a host that offers these features.
+    pub(crate) fn offering(features: u32) -> Self {
+        let guest = Self::offline_at(features);
         (0..VCPUS).for_each(|vcpu| assert_eq!(guest.online(vcpu, 0), 0));
         guest.hypercalls();
         guest
@@ -130,7 +135,12 @@ impl Guest {
 
     /// Makes a guest whose vCPUs are not online yet.
     pub(crate) fn offline() -> Self {
+        Self::offline_at(0)
+    }
+
+    fn offline_at(features: u32) -> Self {
         let turn = GUEST.lock().unwrap_or_else(PoisonError::into_inner);
+        Fake::with(|fake| fake.features.set(features));
         let before = Fake::with(|fake| fake.memory.borrow().len());
         let mut found = core::ptr::null();
         assert_eq!(perfctr_core_handshake(VCPUS as u32, &mut found), 0);

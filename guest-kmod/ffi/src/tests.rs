@@ -15,7 +15,8 @@ use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
-    FEATURE_INTERRUPTS, OP_QUERY, OP_REGISTER, OP_SHOW, OP_STOP, OP_UNREGISTER,
+    FEATURE_BRANCHES, FEATURE_INTERRUPTS, OP_LOAD, OP_QUERY, OP_RECORD, OP_REGISTER, OP_SHOW,
+    OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::ioctl::{
     CONTROL_KEEP_PERIOD, CONTROL_RING, Control, CpuState, IOC_CONTROL, IOC_CPU_CONTROL,
@@ -27,7 +28,7 @@ use shared_abi::{CounterConfig, Errno};
 
 use crate::cpu_wide::{
     perfctr_core_close_cpus, perfctr_core_owns_cpus, perfctr_core_request_of_cpus,
-    perfctr_core_thread_begins,
+    perfctr_core_thread_begins, perfctr_core_thread_ends,
 };
 use crate::events::{
     perfctr_core_event_add, perfctr_core_event_open, perfctr_core_event_read,
@@ -36,9 +37,12 @@ use crate::events::{
 use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored, subtracts};
 use crate::observers::{GIVEN_TO_PERF, GIVEN_TO_USERS};
 use crate::on_vcpu::{OnThread, OnVcpuOrAsleep, Present};
-use crate::requests::{Caller, perfctr_core_mapped_page, perfctr_core_operate};
+use crate::requests::{
+    Caller, perfctr_core_last_control, perfctr_core_mapped_page, perfctr_core_operate,
+};
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
 use crate::ring::perfctr_core_ring_begin;
+use crate::shown::perfctr_core_leave_to;
 use crate::surplus::perfctr_core_traced;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user, user_by_lock};
 use crate::users::perfctr_core_user_find;
@@ -637,14 +641,18 @@ fn threads_get_no_counters_before_all_cpus_have_stopped() {
 /// Sets a thread's counters: by the thread itself on a vCPU, or by its tracer while the thread is
 /// asleep. Returns whether the thread then needs its page.
 fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> bool {
+    assert_eq!(set(thread, vcpu, control), 0);
+    thread.0.needs_page.get()
+}
+
+/// Sets a thread's counters in the same way. Returns what the core has answered.
+fn set(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> i32 {
     // SAFETY: only this thread uses the guest, so it has the only rights to use the arguments. Each
     // of these types has only the reference.
-    let set = unsafe {
+    unsafe {
         let vcpu = std::mem::transmute::<Option<&VcpuObject>, OnVcpuOrAsleep<'_>>(vcpu);
         perfctr_core_operate(OnThread::new(thread.0), vcpu, IOC_CONTROL, control)
-    };
-    assert_eq!(set, 0);
-    thread.0.needs_page.get()
+    }
 }
 
 /// Has a thread count with one counter, or with none.
@@ -881,6 +889,84 @@ fn switches_are_not_watched_for_cpus_that_do_not_start() {
     assert!(perfctr_core_watch_end(false), "somebody still watches after a refusal");
     perfctr_core_close_cpus(5);
     drop(guest);
+}
+
+#[test]
+fn cpus_of_which_one_is_refused_have_all_stopped() {
+    let guest = Guest::new();
+    for cpu in 0..2 {
+        let mut wanted = CpuState { cpu, control: control(1), ..CpuState::default() };
+        assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut wanted), 1 + cpu as i32);
+    }
+    guest.refuse(OP_LOAD, Some(Errno::PERM));
+    let mut nothing = CpuState::default();
+    assert_eq!(of_cpus(IOC_CPU_START, &mut nothing), Errno::PERM.to_return());
+    guest.refuse(OP_LOAD, None);
+    assert!(perfctr_core_watch_end(false), "somebody still watches");
+    let alice = guest.thread(ALICE);
+    assert_eq!(perfctr_core_thread_begins(alice.0), 0, "no CPU counts");
+    perfctr_core_thread_ends(alice.0);
+    assert_eq!(of_cpus(IOC_CPU_START, &mut nothing), 2, "both are set as before");
+    perfctr_core_close_cpus(5);
+    alice.end();
+}
+
+#[test]
+fn a_control_that_is_refused_is_not_the_last_one() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    let (last, mut wrong) = (control(1), control(1));
+    wrong.counter[0].slot = 17;
+    for on_vcpu in [true, false] {
+        let set = |control: &Control| match on_vcpu {
+            true => guest.on(0, |vcpu| set(&alice, Some(vcpu.object()), control)),
+            false => set(&alice, None, control),
+        };
+        assert_eq!(set(&last), 0);
+        assert_ne!(set(&wrong), 0);
+        let mut told = Control::default();
+        // SAFETY: only this thread sets controls.
+        unsafe { perfctr_core_last_control(alice.0, &mut told) };
+        assert_eq!((told.counters, told.counter[0].slot), (1, 0));
+    }
+    guest.on(0, |vcpu| set(&alice, Some(vcpu.object()), &control(0)));
+    alice.end();
+}
+
+#[test]
+fn a_thread_that_comes_finds_no_branches_of_the_one_before() {
+    let guest = Guest::offering(FEATURE_BRANCHES);
+    let alice = guest.thread(ALICE);
+    show_perfs(&guest, 1, ALICE);
+    let (shown, _) = guest.registered(1).expect("perf's page is registered");
+    // SAFETY: the page stays until the module is unloaded.
+    let flags = unsafe { &(*shown).flags };
+    flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+    let records_at_switch = || {
+        guest.hypercalls();
+        let next = Subject { identity: identity(ALICE), ..Subject::default() };
+        guest.on(1, |on| perfctr_core_leave_to(on, present(&alice), &next, None));
+        guest.hypercalls().iter().filter(|(_, op)| *op == OP_RECORD).count()
+    };
+    assert_eq!(records_at_switch(), 0, "nothing is recorded");
+    let attr = EventAttr {
+        kind: TYPE_RAW,
+        config: EVNTSEL_INSTRUCTIONS,
+        period: 5_000,
+        flags: EXCLUDE_KERNEL,
+        // PERF_SAMPLE_BRANCH_STACK of any branches in user mode.
+        sample_type: 1 << 11,
+        branch_sample_type: 0x1 | 0x8,
+        ..EventAttr::default()
+    };
+    let (mut event, mut period) = (EventConfig::default(), 0);
+    assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
+    let added = guest.on(1, |on| perfctr_core_event_add(on, &event, present(&alice), false));
+    let index = added.try_into().expect("there is a counter");
+    guest.on(1, |on| perfctr_core_event_start(on, index, 5_000, 0, 0));
+    guest.on(1, |on| perfctr_core_events_enable(on, present(&alice)));
+    assert_eq!(records_at_switch(), 1, "what was recorded is discarded");
+    alice.end();
 }
 
 #[test]

@@ -390,6 +390,23 @@ mod tests {
     }
 
     #[test]
+    fn one_benchmark_that_has_become_worse_is_enough() {
+        let file = Baselines::new("one-worse");
+        let of = |counts: [u64; 3]| {
+            let one = |(name, count): (&str, u64)| {
+                (name.to_owned(), Ok(Range { min: count, max: count }))
+            };
+            ["first", "second", "third"].into_iter().zip(counts).map(one).collect::<Measured>()
+        };
+        assert_eq!(status_of(&file, &["--update"], of([70, 50, 30])), 0);
+        for (counts, expected) in
+            [([71, 50, 30], WORSE), ([70, 51, 29], WORSE), ([70, 50, 31], WORSE), ([69, 50, 29], 0)]
+        {
+            assert_eq!(status_of(&file, &["--threshold", "0"], of(counts)), expected, "{counts:?}");
+        }
+    }
+
+    #[test]
     fn disturbed_calls_are_repeated_until_there_are_too_many() {
         let file = Baselines::new("disturbed");
         for (disturbed, expected) in [(ATTEMPTS - RUNS as u32, 0), (ATTEMPTS, FAILURE)] {

@@ -514,6 +514,26 @@ mod tests {
     }
 
     #[test]
+    fn threads_of_a_process_may_end_meanwhile_but_not_all_of_them() {
+        let opened = |watch: Watch, numbers: [Option<libc::c_int>; 2]| {
+            let places = (0..2).map(|n| (n, ALL, 0)).collect();
+            let open = |(n, ..): Place| match numbers[n as usize] {
+                Some(errno) => Err(Error::kernel("open")(io::Error::from_raw_os_error(errno))),
+                None => Ok(n),
+            };
+            watch.at(places, open).map_err(|error| error.errno())
+        };
+        let (process, absent) = (|| Watch::process(7), Some(libc::ESRCH));
+        assert_eq!(opened(process(), [None, None]), Ok(vec![0, 1]));
+        assert_eq!(opened(process(), [absent, None]), Ok(vec![1]));
+        assert_eq!(opened(process(), [None, absent]), Ok(vec![0]));
+        assert_eq!(opened(process(), [absent, absent]), Err(absent));
+        let other = Some(libc::EACCES);
+        assert_eq!(opened(process(), [None, other]), Err(other));
+        assert_eq!(opened(Watch::this_thread(), [None, absent]), Err(absent), "it is one thread");
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_before_the_kernel_is_asked() {
         let message = |error: Error| error.to_string();
         let sampling = Watch::this_thread().count("x", EVENT.every(1_000)).open();

@@ -172,4 +172,17 @@ mod tests {
         }
         assert!(control(&[(0x4100c0, 99)]).is_err());
     }
+
+    #[test]
+    fn the_time_is_counted_beside_the_events() {
+        for events in [&[][..], &[(0x4100c0, 1), (0x41003c, 0)]] {
+            let control = control(events).unwrap();
+            assert_eq!((control.flags, control.counters as usize), (CONTROL_TSC, events.len()));
+        }
+        let [first, second, ..] = control(&[(0x4100c0, 1), (0x41003c, 0)]).unwrap().counter;
+        assert_eq!(
+            [first, second].map(|one| (one.slot, one.evntsel)),
+            [(1, 0x4100c0), (0, 0x41003c)]
+        );
+    }
 }

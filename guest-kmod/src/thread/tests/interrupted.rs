@@ -111,11 +111,12 @@ fn what_was_subtracted_is_kept_as_long_as_a_count_is() {
     let thread = machine.thread();
     let counters = [counter(0, INSTRUCTIONS), counter(1, INSTRUCTIONS)];
     thread.start(&counters);
+    thread.execute(50);
     thread.interrupt(&machine, 0, 1);
     thread.control(&Control { preserve: 0b01, ..control(&counters) }).unwrap();
     assert!(!thread.traced(&machine, 0), "the kernel has set the counters since then");
     thread.interrupt(&machine, 0, 1);
-    assert_eq!((thread.interrupts(), counts(&thread)), (2, [0, 0]));
+    assert_eq!((thread.interrupts(), counts(&thread)), (2, [50, 0]));
     thread.start(&counters);
     assert_eq!(thread.interrupts(), 0);
     assert!(!thread.traced(&machine, 0));
