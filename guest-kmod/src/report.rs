@@ -123,4 +123,18 @@ mod tests {
         assert_eq!(thread.written[2..], [(3, 2)]);
         assert_eq!((thread.can_be_taken(), &thread.woken), (3, &vec![3]), "at the watermark");
     }
+
+    #[test]
+    fn each_record_without_room_is_lost_and_the_reader_is_woken() {
+        let mut thread = Recorded::new(1);
+        while thread.page.ring_lost.load(Relaxed) == 0 {
+            thread.report(Signal { number: 0, counters: 1 });
+        }
+        let written = thread.can_be_taken();
+        assert_eq!(thread.woken.pop(), Some(written));
+        thread.woken.clear();
+        thread.report(Signal { number: 0, counters: 0b1011 });
+        assert_eq!(thread.page.ring_lost.load(Relaxed), 1 + 3);
+        assert_eq!((thread.can_be_taken(), &thread.woken), (written, &vec![written]));
+    }
 }

@@ -175,6 +175,22 @@ mod tests {
     }
 
     #[test]
+    fn words_for_responses_have_the_numbers_of_their_registers() {
+        for (words, expected) in [
+            ([0, 0], vec![]),
+            ([1, 0], vec!["offcore_rsp[0]\t\t0x00000001"]),
+            ([0, 2], vec!["offcore_rsp[1]\t\t0x00000002"]),
+            ([3, 4], vec!["offcore_rsp[0]\t\t0x00000003", "offcore_rsp[1]\t\t0x00000004"]),
+        ] {
+            let mut control = CpuControl::new_zeroed();
+            control.offcore_rsp = words;
+            let text = control_text(&control);
+            let found = text.lines().filter(|line| line.starts_with("offcore"));
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
     fn a_name_that_fills_its_column_does_not_touch_its_value() {
         for (length, tabs) in [(7, 3), (8, 2), (23, 1), (24, 1), (40, 1)] {
             let (mut text, name) = (String::new(), "n".repeat(length));

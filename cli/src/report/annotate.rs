@@ -159,3 +159,21 @@ impl Sources {
         Some(harmless(line.trim_end()).replace("\\t", "    "))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::profile;
+    use super::*;
+
+    #[test]
+    fn an_instruction_has_the_samples_of_all_stacks_that_end_there() {
+        let (mut profile, names) = profile();
+        let ends: Vec<u32> = profile.stacks.iter().map(|stack| stack.frames[0]).collect();
+        assert_eq!(ends, [0, 0, 1], "two stacks end at one instruction");
+        profile.stacks[0].samples = 5;
+        // Both instructions are in `f`.
+        let of_f = [(profile.frames[0].address, 6), (profile.frames[1].address, 2)];
+        let found = samples(&profile, &names, "f");
+        assert_eq!(found, BTreeMap::from([(profile.frames[0].module, BTreeMap::from(of_f))]));
+    }
+}

@@ -388,6 +388,9 @@ mod tests {
         }
         let deep = "(".repeat(1_000_000);
         assert!(parse(&deep).unwrap_err().contains("within each other"));
+        // As many beside each other are no problem.
+        let beside = format!("(1){}", " + (1)".repeat(2 * DEPTH_MAX));
+        assert_eq!(value(&beside), 2.0 * DEPTH_MAX as f64 + 1.0);
         assert!(parse(&"-".repeat(1_000_000)).is_err());
     }
 }

@@ -372,6 +372,7 @@ impl Drop for Guest {
         unsafe { perfctr_core_vcpus_free() };
         // Each test has checked those of these lists that it is about.
         drop((self.log(), self.kept(), self.put(), self.hypercalls(), self.called()));
+        drop((self.looks_again(), self.signals(), self.records(), self.counted()));
         if !std::thread::panicking() {
             assert_eq!(self.allocations(), self.before, "allocations that nobody has freed");
         }

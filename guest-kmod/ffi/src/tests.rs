@@ -10,6 +10,7 @@ use std::vec::Vec;
 use guest_kmod::LocalVcpu;
 use guest_kmod::perf::{EventAttr, EventConfig};
 use guest_kmod::policy::Rights;
+use guest_kmod::ring::Frame;
 use guest_kmod::shown::{Identity, Subject};
 use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INSTRUCTIONS, EVNTSEL_USR};
@@ -41,7 +42,7 @@ use crate::requests::{
     Caller, perfctr_core_last_control, perfctr_core_mapped_page, perfctr_core_operate,
 };
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
-use crate::ring::perfctr_core_ring_begin;
+use crate::ring::{perfctr_core_ring_begin, perfctr_core_ring_callers};
 use crate::shown::perfctr_core_leave_to;
 use crate::surplus::perfctr_core_traced;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user, user_by_lock};
@@ -909,6 +910,27 @@ fn cpus_of_which_one_is_refused_have_all_stopped() {
     assert_eq!(of_cpus(IOC_CPU_START, &mut nothing), 2, "both are set as before");
     perfctr_core_close_cpus(5);
     alice.end();
+}
+
+#[test]
+fn no_more_callers_are_written_than_a_record_has_room_for() {
+    // Each frame of a stack that never ends has the next one above it.
+    let mut stack = [Frame::default(); 8];
+    let at =
+        |stack: &[Frame; 8], n: usize| stack.as_ptr().wrapping_add(n).expose_provenance() as u64;
+    for n in 0..7 {
+        stack[n] = Frame { caller: at(&stack, n + 1), address: 0x40_0000 + n as u64 };
+    }
+    for room in 0..4 {
+        let mut words = [7; 6];
+        // SAFETY: there are more words than there is room.
+        let written = unsafe { perfctr_core_ring_callers(at(&stack, 0), words.as_mut_ptr(), room) };
+        let mut expected = [7; 6];
+        for (n, word) in expected[..room as usize].iter_mut().enumerate() {
+            *word = 0x40_0000 + n as u64;
+        }
+        assert_eq!((written, words), (room, expected));
+    }
 }
 
 #[test]

@@ -179,8 +179,10 @@ mod tests {
         let limits = |counters, overflows_per_ms| Limits { counters, overflows_per_ms };
         let expected = [Domain::new(7, false, limits(0, 2)), Domain::new(1234, true, limits(1, 4))];
         assert_eq!(files.0.domains().unwrap(), expected);
-        files.0.allow_within(7, limits(2, 9)).unwrap();
-        assert_eq!(files.0.read("perfctr_allow").unwrap(), "7 2 9");
+        for (counters, overflows, written) in [(2, 9, "7 2 9"), (0, 9, "7 0 9"), (2, 0, "7 2 0")] {
+            files.0.allow_within(7, limits(counters, overflows)).unwrap();
+            assert_eq!(files.0.read("perfctr_allow").unwrap(), written);
+        }
         files.0.allow_within(1234, none).unwrap();
         files.0.forbid(7).unwrap();
         let read = |name| files.0.read(name).unwrap();

@@ -118,6 +118,20 @@ mod tests {
     }
 
     #[test]
+    fn a_function_that_says_there_is_no_next_one_is_the_last() {
+        let table = [(b'T', 0x10, "first"), (b'T', 0x20, "last")];
+        let answer = xen(&table);
+        let found = all(|question| {
+            let number = question.number;
+            answer(question)?;
+            question.number = (number + 1).min(table.len() as u32 - 1);
+            Ok(())
+        });
+        let names: Vec<String> = found.unwrap().into_iter().map(|symbol| symbol.name).collect();
+        assert_eq!(names, ["first", "last"]);
+    }
+
+    #[test]
     fn a_name_without_an_end_and_a_list_without_one_do_no_harm() {
         let long = "n".repeat(300);
         assert_eq!(all(xen(&[(b't', 1, &long)])).unwrap()[0].name, "n".repeat(256));

@@ -174,6 +174,16 @@ mod tests {
     }
 
     #[test]
+    fn a_counter_is_named_by_the_index_of_rdpmc() {
+        // Bit 30 selects the fixed counters.
+        let first_fixed = 1 << 30;
+        let slots = control(&[(0x4100c0, first_fixed + 1), (0x4100c0, 3)]).unwrap().counter;
+        let fixed = PhysSlot::from_counter_index(first_fixed).unwrap().index() as u32;
+        assert_eq!([slots[0].slot, slots[1].slot], [fixed + 1, 3]);
+        assert!(fixed > 3 && control(&[(0x4100c0, fixed)]).is_err(), "no index of RDPMC");
+    }
+
+    #[test]
     fn the_time_is_counted_beside_the_events() {
         for events in [&[][..], &[(0x4100c0, 1), (0x41003c, 0)]] {
             let control = control(events).unwrap();

@@ -216,19 +216,21 @@ mod tests {
 
     #[test]
     fn records_are_taken_once_and_nothing_of_them_stays() {
-        let (registers, area) = (registers(3).unwrap(), RecordArea::new());
-        registers.prepare(&area);
-        let taken = |area: &RecordArea| {
-            let mut all = Vec::new();
-            registers.take(area, |record| all.push((record.slots, record.ip)));
-            all
-        };
-        assert_eq!(taken(&area), []);
-        store(&registers, &area, 1 << 2, 0x1234);
-        store(&registers, &area, 0b11, 0x5678);
-        assert_eq!(taken(&area), [(0b100, 0x1234), (0b11, 0x5678)]);
-        assert_eq!((area.get(INDEX), taken(&area)), (area.get(BASE), Vec::new()));
-        assert!((FIRST_RECORD..WORDS).all(|word| area.get(word) == 0));
+        for format in [2, 3] {
+            let (registers, area) = (registers(format).unwrap(), RecordArea::new());
+            registers.prepare(&area);
+            let taken = |area: &RecordArea| {
+                let mut all = Vec::new();
+                registers.take(area, |record| all.push((record.slots, record.ip)));
+                all
+            };
+            assert_eq!(taken(&area), []);
+            store(&registers, &area, 1 << 2, 0x1234);
+            store(&registers, &area, 0b11, 0x5678);
+            assert_eq!(taken(&area), [(0b100, 0x1234), (0b11, 0x5678)], "format {format}");
+            assert_eq!((area.get(INDEX), taken(&area)), (area.get(BASE), Vec::new()));
+            assert!((FIRST_RECORD..WORDS).all(|word| area.get(word) == 0));
+        }
     }
 
     #[test]
