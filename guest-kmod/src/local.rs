@@ -442,6 +442,22 @@ mod tests {
         assert_eq!(switch_to(&mut local, ALICE, &of_user()), [vec![], vec![OP_SHOW]]);
     }
 
+    #[test]
+    fn who_wants_to_count_where_nobody_may_is_told_the_latest_reason() {
+        let machine = Machine::new();
+        let mut local = Local::new(&machine, ALICE.identity.uid());
+        local.show_page_for(ALICE, Some(&of_user())).unwrap();
+        for reason in [Errno::PERM, Errno::PROTO] {
+            assert_eq!(local.restore(Err(reason)), Err(reason));
+            asked(&machine);
+            assert_eq!(local.show_page_of(ALICE), Err(reason));
+            assert_eq!((asked(&machine), local.registered()), (vec![], None), "nobody is asked");
+        }
+        local.restore(Ok(())).unwrap();
+        local.show_page_of(ALICE).unwrap();
+        assert_eq!(local.registered(), Some(ALICE.number));
+    }
+
     /// Switches to a thread of a user where no page is registered. Returns the hypercalls.
     fn switch_to_first(local: &mut Local<'_>, user: Observer) -> Vec<u32> {
         asked(local.machine);

@@ -343,6 +343,27 @@ fn nothing_is_counted_before_a_session_and_after_it() {
 }
 
 #[test]
+fn a_cpu_that_has_not_seen_the_end_of_a_session_begins_the_next_one_anew() {
+    for cpu in [nehalem(), amd()] {
+        let (driver, mut core) = accounting(&cpu);
+        let account = Account::default();
+        core.runs(&driver, &account, &[(Pv, 8)], 3);
+        assert!(driver.end_accounts());
+        let branches = HvAccounting { evntsel: 0x43_00c4, ..INSTRUCTIONS };
+        driver.begin_accounts(1, &branches).unwrap();
+        // What it has counted until now was of the other event.
+        core.runs(&driver, &account, &[(Pv, 16)], 16);
+        assert_eq!(read(&driver, &account, FOLDED), (0, 0, 0));
+        let slots = driver.accounts.unwrap();
+        for slot in [slots.guest, slots.hypervisor] {
+            assert_eq!(core.hardware.selector(slot.index() as u32) & 0xff, 0xc4);
+        }
+        core.runs(&driver, &account, &[(Pv, 2)], 1);
+        assert_eq!(read(&driver, &account, FOLDED), (2, 1, 0));
+    }
+}
+
+#[test]
 fn what_the_counters_held_before_a_session_is_in_no_account() {
     let driver = host(&amd());
     let mut core = Core::new(&driver, &amd());

@@ -316,6 +316,23 @@ fn looped(base: u64, all: u64, n: u64) -> Vec<(u64, u64, u64)> {
 const ALL: u32 = BRANCHES_MODES | BRANCHES_KINDS;
 
 #[test]
+fn branches_wait_for_their_guest_until_the_next_overflow() {
+    let host = &mut Host::new();
+    let mut guest = host.guest(1);
+    guest.record(host, ALL);
+    guest.toggle(host, User);
+    host.hardware.loops(PROGRAM, 20);
+    guest.overflows(host);
+    // The counters are folded again, and find nothing.
+    guest.toggle(host, Kernel);
+    guest.switch_from(host);
+    guest.switch_to(host, true);
+    guest.toggle(host, User);
+    assert_eq!(guest.asks(), looped(PROGRAM, 20, BRANCHES_MAX as u64));
+    assert_eq!(guest.asks(), [], "once");
+}
+
+#[test]
 fn a_sample_has_the_last_branches_before_it_with_xen_between_them() {
     let host = &mut Host::new();
     let mut guest = host.guest(1);

@@ -337,6 +337,27 @@ mod tests {
     }
 
     #[test]
+    fn the_cost_of_a_piece_is_that_of_the_cheapest_empty_one() {
+        let fake = Fake::default();
+        let mut nested = Nested::new(fake.clone(), 2).unwrap();
+        let (mut calibration, mut pieces) = (Calibration::default(), 0);
+        Calibration::run(|| {
+            let mut progress = Progress::More;
+            nested.aside(&mut |_| ())?;
+            pieces += 1;
+            // The first one is ignored. Something else executes in all others but the third.
+            fake.work(if pieces == 3 { 0 } else { 5 + pieces });
+            nested.aside(&mut |pieces| progress = calibration.note(pieces))?;
+            Ok(progress)
+        })
+        .unwrap();
+        assert!(pieces > 4, "the cheapest is neither the first nor the last");
+        start(&mut nested, &fake, "some");
+        fake.work(7);
+        assert_eq!(stop(&mut nested, "some"), (70, 70, false));
+    }
+
+    #[test]
     fn pieces_have_their_own_counts_and_those_within_them() {
         let (fake, mut nested) = calibrated();
         start(&mut nested, &fake, "outer");

@@ -224,6 +224,30 @@ mod tests {
         assert_eq!((content(open), content(Handle::NULL)), (Ok(9), Err(Errno::INVAL)));
     }
 
+    struct Word;
+
+    impl Held for Word {
+        const TABLE: &Table<Self> = {
+            static TABLE: Table<Word> = Table::new(0x5764);
+            &TABLE
+        };
+    }
+
+    #[test]
+    fn a_handle_of_another_kind_is_refused() {
+        let numbers: Vec<_> = (0..8).map(|n| Handle::open(Number(n)).unwrap()).collect();
+        let places = 1 + numbers.iter().map(|number| number.bits % PLACES).max().unwrap();
+        let words: Vec<_> = (0..places).map(|_| Handle::open(Word).unwrap()).collect();
+        for number in &numbers {
+            let confused = Handle::<Word>::new(number.bits);
+            assert_eq!(confused.with(|_| Ok(())), Err(Errno::INVAL));
+            confused.close();
+        }
+        assert!(words.iter().all(|word| word.with(|_| Ok(())).is_ok()), "none was closed");
+        assert!((0..).zip(&numbers).all(|(n, number)| content(*number) == Ok(n)));
+        numbers.iter().for_each(|number| number.close());
+    }
+
     #[test]
     fn a_place_is_left_when_its_uses_are_used_up() {
         let handle = Handle::open(Number(1)).unwrap();
