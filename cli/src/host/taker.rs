@@ -138,8 +138,8 @@ fn take<R: Rings>(mut rings: R, to: &SyncSender<Outcome<R::Sample>>, ends: &Atom
 mod tests {
     use super::*;
 
-    /// Rings in which a sample is found each time, and three more when sampling has ended. Samples
-    /// are numbers in the order in which they are found.
+    /// Rings that give one sample each time they are asked. After sampling has ended they give four.
+    /// The samples are the numbers from 0 on.
     #[derive(Default)]
     struct Numbers {
         found: u32,
@@ -172,20 +172,19 @@ mod tests {
     #[test]
     fn the_samples_that_remain_when_sampling_has_ended_are_taken() {
         let taker = Taker::new(Numbers::default()).unwrap();
-        let mut all = Vec::new();
-        let mut lost = 0;
-        while all.len() < 3 {
-            if let Some(taken) = taker.next() {
-                let taken = taken.unwrap();
-                (all, lost) = ([all, taken.samples].concat(), taken.lost);
-            }
-        }
-        assert_eq!((all.len() as u64, lost), (3, 3), "one each time");
-        let (rest, rings) = taker.end();
-        for taken in rest {
+        let (mut all, mut lost) = (Vec::new(), 0);
+        let mut add = |taken: Outcome<u32>| {
             let taken = taken.unwrap();
-            (all, lost) = ([all, taken.samples].concat(), taken.lost);
+            all.extend(taken.samples);
+            lost = taken.lost;
+            (all.len(), lost)
+        };
+        for number in 1..=3 {
+            let taken = std::iter::repeat_with(|| taker.next()).flatten().next();
+            assert_eq!(add(taken.unwrap()), (number, number as u64), "one each time");
         }
+        let (rest, rings) = taker.end();
+        rest.into_iter().for_each(|taken| _ = add(taken));
         let rings = rings.unwrap();
         assert_eq!(all, (0..rings.found).collect::<Vec<_>>(), "each once, in their order");
         assert_eq!((rings.stopped, lost), (1, rings.found.into()));

@@ -6,6 +6,8 @@
  * SOFT_PMU=paranoid refuses what kernel.perf_event_paranoid=2 forbids to everybody but root, since
  * tests may run as root; SOFT_PMU=none knows no hardware event, as a machine without a PMU.
  * SOFT_PMU_LEVEL is a file to be read in place of kernel.perf_event_paranoid.
+ * SOFT_PMU_GROUPS is a file that gets a line for each hardware event that was
+ * opened: its descriptor, and that of its group's first event, or -1.
  */
 
 #define _GNU_SOURCE
@@ -14,9 +16,11 @@
 #include <fcntl.h>
 #include <linux/perf_event.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #define LEVEL "/proc/sys/kernel/perf_event_paranoid"
 
@@ -32,11 +36,25 @@ static long (*next(void))(long, ...)
 	return (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
 }
 
+static void note_group(int event, int first)
+{
+	const char *groups = getenv("SOFT_PMU_GROUPS");
+	int file = groups ? open(groups, O_WRONLY | O_CREAT | O_APPEND, 0600) : -1;
+
+	if (file >= 0) {
+		dprintf(file, "%d %d\n", event, first);
+		close(file);
+	}
+}
+
 static long open_event(const struct perf_event_attr *asked, const long *arg)
 {
 	struct perf_event_attr attr = *asked;
+	int is_hardware = attr.type == PERF_TYPE_HARDWARE ||
+			  attr.type == PERF_TYPE_RAW;
+	long event;
 
-	if (attr.type == PERF_TYPE_HARDWARE || attr.type == PERF_TYPE_RAW) {
+	if (is_hardware) {
 		if (mode_is("none")) {
 			errno = ENOENT;
 			return -1;
@@ -49,8 +67,11 @@ static long open_event(const struct perf_event_attr *asked, const long *arg)
 		attr.type = PERF_TYPE_SOFTWARE;
 		attr.config = PERF_COUNT_SW_TASK_CLOCK;
 	}
-	return next()(SYS_perf_event_open, &attr, arg[1], arg[2], arg[3],
-		      arg[4]);
+	event = next()(SYS_perf_event_open, &attr, arg[1], arg[2], arg[3],
+		       arg[4]);
+	if (is_hardware && event >= 0)
+		note_group(event, arg[3]);
+	return event;
 }
 
 long syscall(long number, ...)

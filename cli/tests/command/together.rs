@@ -2,8 +2,9 @@
 //! Tests groups of events, and groups of processes.
 
 use std::fs;
+use std::path::Path;
 
-use crate::run::{Process, calls, file, run};
+use crate::run::{Process, calls, file, output_of, perfctr, run};
 
 /// Returns the counts and events of `--csv`.
 fn counts(csv: &str) -> Vec<(u64, &str)> {
@@ -14,6 +15,15 @@ fn counts(csv: &str) -> Vec<(u64, &str)> {
     csv.lines().filter_map(line).collect()
 }
 
+/// Returns of each event that was opened its descriptor, and that of its group's first event, or -1.
+fn descriptors(groups: &Path) -> Vec<[i32; 2]> {
+    let line = |line: &str| {
+        let (event, first) = line.split_once(' ').unwrap();
+        [event, first].map(|number| number.parse().unwrap())
+    };
+    fs::read_to_string(groups).unwrap().lines().map(line).collect()
+}
+
 #[test]
 fn events_of_a_group_are_counted_at_the_same_time() {
     let events = "{instructions:u,branches:u},cycles:u";
@@ -22,18 +32,23 @@ fn events_of_a_group_are_counted_at_the_same_time() {
     let found = counts(&printed.err);
     let names: Vec<&str> = found.iter().map(|(_, event)| *event).collect();
     assert_eq!(names, ["instructions:u", "branches:u", "cycles:u"]);
-    // All count the time, and those of a group begin and end together.
+    // All count the time. The kernel begins and ends the events of a group together.
     assert!(found[0].0 > 1_000_000 && found[0].0 == found[1].0, "{found:?}");
     let waiter = busy.waiter();
     let meanwhile = ["-p", "-t"].map(|who| format!("{who} {} -- {waiter}", busy.pid()));
     for who in meanwhile {
-        let printed = run(&format!("stat --csv -e {events} {who}"));
+        let groups = file("groups");
+        fs::write(&groups, "").unwrap();
+        let line = format!("stat --csv -e {events} {who}");
+        let mut command = perfctr(line.split(' '));
+        let printed = output_of(command.env("SOFT_PMU_GROUPS", &groups));
         let found = counts(&printed.err);
         assert!(found.len() == 3 && found[0].0 > 1_000_000, "{printed:?}");
-        let (first, second) = (found[0].0, found[1].0);
-        // The kernel begins and ends both in one go, but a hypervisor may preempt the CPU then,
-        // for two or three of its turns of 10 ms at most. 200 ms are counted.
-        assert!(first.abs_diff(second) < first / 8, "{found:?}");
+        let opened = descriptors(&groups);
+        let [.., [first, no_group], [_, second_in], [_, third_in]] = opened[..] else {
+            panic!("{opened:?}")
+        };
+        assert_eq!([no_group, second_in, third_in], [-1, first, -1], "{opened:?}");
     }
 }
 

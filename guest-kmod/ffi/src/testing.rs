@@ -138,10 +138,13 @@ impl Guest {
         Self::offline_at(0)
     }
 
+    /// Makes a guest whose vCPUs are not online yet, on a host that offers these features.
     fn offline_at(features: u32) -> Self {
         let turn = GUEST.lock().unwrap_or_else(PoisonError::into_inner);
-        Fake::with(|fake| fake.features.set(features));
-        let before = Fake::with(|fake| fake.memory.borrow().len());
+        let before = Fake::with(|fake| {
+            fake.features.set(features);
+            fake.memory.borrow().len()
+        });
         let mut found = core::ptr::null();
         assert_eq!(perfctr_core_handshake(VCPUS as u32, &mut found), 0);
         for vcpu in 0..VCPUS {

@@ -642,12 +642,12 @@ fn threads_get_no_counters_before_all_cpus_have_stopped() {
 /// Sets a thread's counters: by the thread itself on a vCPU, or by its tracer while the thread is
 /// asleep. Returns whether the thread then needs its page.
 fn needs_page_after(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> bool {
-    assert_eq!(set(thread, vcpu, control), 0);
+    assert_eq!(set_control(thread, vcpu, control), 0);
     thread.0.needs_page.get()
 }
 
 /// Sets a thread's counters in the same way. Returns what the core has answered.
-fn set(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> i32 {
+fn set_control(thread: &Thread, vcpu: Option<&VcpuObject>, control: &Control) -> i32 {
     // SAFETY: only this thread uses the guest, so it has the only rights to use the arguments. Each
     // of these types has only the reference.
     unsafe {
@@ -728,6 +728,20 @@ fn an_overflow_that_a_request_notices_is_reported_by_it() {
     alice.end();
 }
 
+/// Has an event of perf's with these attributes count the instructions of user mode on vCPU 1,
+/// where this thread executes. Returns the event's index.
+fn begin_event(guest: &Guest, thread: &Thread, attr: &EventAttr) -> u32 {
+    let (kind, config, flags) = (TYPE_RAW, EVNTSEL_INSTRUCTIONS, EXCLUDE_KERNEL);
+    let attr = EventAttr { kind, config, flags, ..*attr };
+    let (mut event, mut period) = (EventConfig::default(), 0);
+    assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
+    let added = guest.on(1, |on| perfctr_core_event_add(on, &event, present(thread), false));
+    let index = added.try_into().expect("there is a counter");
+    guest.on(1, |on| perfctr_core_event_start(on, index, attr.period, 0, 0));
+    guest.on(1, |on| perfctr_core_events_enable(on, present(thread)));
+    index
+}
+
 #[test]
 fn perfs_events_leave_the_present_thread_its_counters() {
     let guest = Guest::new();
@@ -767,14 +781,7 @@ fn an_interrupt_is_subtracted_from_a_threads_counts_and_from_those_of_events_bes
     let shown = unsafe { &*page(&alice, 1).0 };
     shown.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
     guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(1)));
-    let (kind, config, flags) = (TYPE_RAW, EVNTSEL_INSTRUCTIONS, EXCLUDE_KERNEL);
-    let attr = EventAttr { kind, config, flags, ..EventAttr::default() };
-    let (mut event, mut period) = (EventConfig::default(), 0);
-    assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
-    let added = guest.on(1, |on| perfctr_core_event_add(on, &event, present(&alice), false));
-    let index = added.try_into().expect("there is a counter");
-    guest.on(1, |on| perfctr_core_event_start(on, index, 0, 0, 0));
-    guest.on(1, |on| perfctr_core_events_enable(on, present(&alice)));
+    let index = begin_event(&guest, &alice, &EventAttr::default());
     shown.slots.iter().for_each(|slot| slot.sum.store(100, Relaxed));
     // The kernel traces it twice. What perf was given since the last look is 0 the second time.
     for of_event in [99, 0] {
@@ -914,17 +921,19 @@ fn cpus_of_which_one_is_refused_have_all_stopped() {
 
 #[test]
 fn no_more_callers_are_written_than_a_record_has_room_for() {
-    // Each frame of a stack that never ends has the next one above it.
+    // Each frame leads to the next one above it. The last frame leads nowhere.
     let mut stack = [Frame::default(); 8];
-    let at =
+    let frame_address =
         |stack: &[Frame; 8], n: usize| stack.as_ptr().wrapping_add(n).expose_provenance() as u64;
     for n in 0..7 {
-        stack[n] = Frame { caller: at(&stack, n + 1), address: 0x40_0000 + n as u64 };
+        stack[n] = Frame { caller: frame_address(&stack, n + 1), address: 0x40_0000 + n as u64 };
     }
     for room in 0..4 {
         let mut words = [7; 6];
         // SAFETY: there are more words than there is room.
-        let written = unsafe { perfctr_core_ring_callers(at(&stack, 0), words.as_mut_ptr(), room) };
+        let written = unsafe {
+            perfctr_core_ring_callers(frame_address(&stack, 0), words.as_mut_ptr(), room)
+        };
         let mut expected = [7; 6];
         for (n, word) in expected[..room as usize].iter_mut().enumerate() {
             *word = 0x40_0000 + n as u64;
@@ -941,17 +950,17 @@ fn a_control_that_is_refused_is_not_the_last_one() {
     wrong.counter[0].slot = 17;
     for on_vcpu in [true, false] {
         let set = |control: &Control| match on_vcpu {
-            true => guest.on(0, |vcpu| set(&alice, Some(vcpu.object()), control)),
-            false => set(&alice, None, control),
+            true => guest.on(0, |vcpu| set_control(&alice, Some(vcpu.object()), control)),
+            false => set_control(&alice, None, control),
         };
         assert_eq!(set(&last), 0);
         assert_ne!(set(&wrong), 0);
-        let mut told = Control::default();
+        let mut answer = Control::default();
         // SAFETY: only this thread sets controls.
-        unsafe { perfctr_core_last_control(alice.0, &mut told) };
-        assert_eq!((told.counters, told.counter[0].slot), (1, 0));
+        unsafe { perfctr_core_last_control(alice.0, &mut answer) };
+        assert_eq!((answer.counters, answer.counter[0].slot), (1, 0));
     }
-    guest.on(0, |vcpu| set(&alice, Some(vcpu.object()), &control(0)));
+    guest.on(0, |vcpu| set_control(&alice, Some(vcpu.object()), &control(0)));
     alice.end();
 }
 
@@ -971,22 +980,10 @@ fn a_thread_that_comes_finds_no_branches_of_the_one_before() {
         guest.hypercalls().iter().filter(|(_, op)| *op == OP_RECORD).count()
     };
     assert_eq!(records_at_switch(), 0, "nothing is recorded");
-    let attr = EventAttr {
-        kind: TYPE_RAW,
-        config: EVNTSEL_INSTRUCTIONS,
-        period: 5_000,
-        flags: EXCLUDE_KERNEL,
-        // PERF_SAMPLE_BRANCH_STACK of any branches in user mode.
-        sample_type: 1 << 11,
-        branch_sample_type: 0x1 | 0x8,
-        ..EventAttr::default()
-    };
-    let (mut event, mut period) = (EventConfig::default(), 0);
-    assert_eq!(perfctr_core_event_open(&attr, &mut event, &mut period), 0);
-    let added = guest.on(1, |on| perfctr_core_event_add(on, &event, present(&alice), false));
-    let index = added.try_into().expect("there is a counter");
-    guest.on(1, |on| perfctr_core_event_start(on, index, 5_000, 0, 0));
-    guest.on(1, |on| perfctr_core_events_enable(on, present(&alice)));
+    // PERF_SAMPLE_BRANCH_STACK of any branches in user mode.
+    let (sample_type, branch_sample_type) = (1 << 11, 0x1 | 0x8);
+    let attr = EventAttr { period: 5_000, sample_type, branch_sample_type, ..EventAttr::default() };
+    begin_event(&guest, &alice, &attr);
     assert_eq!(records_at_switch(), 1, "what was recorded is discarded");
     alice.end();
 }

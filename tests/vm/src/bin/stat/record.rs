@@ -190,9 +190,9 @@ fn compiled(tally: &mut Tally) -> Result<()> {
 ///
 /// Where Linux counts by its own driver, each sample names the period that begins with it
 /// (`x86_perf_event_set_period`). The last period that is named may not have passed in the end, so
-/// the sum may be more by the last period. The profile has only the mean. Linux moves its period by
-/// an eighth of the difference at each sample (`perf_adjust_period`), so the last one is less than
-/// twice the mean, even if the program has become several times as fast towards its end.
+/// the sum may be more by the last period. The profile has only the mean. It is assumed that the
+/// last period is less than twice the mean: Linux moves it by an eighth of what it should be at a
+/// time (`perf_adjust_period`), and the program's speed changes only as the machine's does.
 pub fn frequency(tally: &mut Tally, provider: &str) -> Result<()> {
     // This program executes the same in each run.
     let program = subject::words(&["subject", LONG])?;
