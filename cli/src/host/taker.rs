@@ -138,8 +138,8 @@ fn take<R: Rings>(mut rings: R, to: &SyncSender<Outcome<R::Sample>>, ends: &Atom
 mod tests {
     use super::*;
 
-    /// Rings that give one sample each time they are asked. After sampling has ended they give four.
-    /// The samples are the numbers from 0 on.
+    /// Rings that give one sample each time they are asked. After sampling has ended they give
+    /// four. The samples are the numbers from 0 on.
     #[derive(Default)]
     struct Numbers {
         found: u32,

@@ -54,8 +54,8 @@ fn only(path: &Path) -> Result<Profile> {
     Ok(profile)
 }
 
-/// Returns the columns of the table: those of `sort`. If `sort` is empty, they are the usual columns
-/// that both profiles have.
+/// Returns the columns of the table: those of `sort`. If `sort` is empty, they are the usual
+/// columns that both profiles have.
 fn columns(sort: &[Key], [before, after]: [&Profile; 2]) -> Result<Vec<Key>> {
     let [mut keys, others] = [Key::columns(sort, before)?, Key::columns(sort, after)?];
     keys.retain(|key| others.contains(key));

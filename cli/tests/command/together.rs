@@ -15,7 +15,8 @@ fn counts(csv: &str) -> Vec<(u64, &str)> {
     csv.lines().filter_map(line).collect()
 }
 
-/// Returns of each event that was opened its descriptor, and that of its group's first event, or -1.
+/// Returns the descriptor of each event that was opened, and that of the first event of its
+/// group, or -1.
 fn descriptors(groups: &Path) -> Vec<[i32; 2]> {
     let line = |line: &str| {
         let (event, first) = line.split_once(' ').unwrap();
