@@ -167,8 +167,13 @@ impl<'a> Perf<'a> {
             Err(errno) => {
                 assert_eq!(errno, Errno::AGAIN);
                 let there = self.events.iter().filter(|other| other.is_on(vcpu));
-                let others: BTreeSet<_> = there.map(|other| other.config.general).collect();
-                let has_room = others.len() < GENERAL || others.contains(&config.general);
+                let others: Vec<_> = there.map(|other| other.config).collect();
+                let selects: BTreeSet<_> = others.iter().map(|other| other.general).collect();
+                // An event that has a fixed counter cannot share it with one that has none.
+                let alike = |other: &EventConfig| {
+                    other.general == config.general && other.slots == config.slots
+                };
+                let has_room = selects.len() < GENERAL || others.iter().any(alike);
                 assert!(!has_room && config.slots >> 16 == 0, "there is a counter for it");
             }
         }
