@@ -58,9 +58,11 @@ impl Monitor {
         self.execute("human-monitor-command", line).map(drop)
     }
 
-    /// Keeps the emulator busy for a moment: asks for the description of all of its commands.
-    pub fn describe_commands(&mut self) -> Result<()> {
-        self.execute("query-qmp-schema", json!({})).map(drop)
+    /// Keeps the emulator busy for a moment: asks for the names of all of its commands. Meanwhile
+    /// the emulator holds a lock that a virtual CPU needs for each access to an emulated device.
+    /// So this must not take long, as the description of all commands does, which takes seconds.
+    pub fn list_commands(&mut self) -> Result<()> {
+        self.execute("query-commands", json!({})).map(drop)
     }
 
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {

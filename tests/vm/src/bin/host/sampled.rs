@@ -235,7 +235,7 @@ fn record(monitor: &mut Monitor) -> Result<(Vec<[Moment; 2]>, String)> {
             .collect();
         let start = Instant::now();
         while start.elapsed() < WINDOW {
-            monitor.describe_commands()?;
+            monitor.list_commands()?;
         }
         readers.into_iter().map(|reader| reader.join().expect("it does not panic")).collect()
     })?;
