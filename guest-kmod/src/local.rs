@@ -324,9 +324,11 @@ mod tests {
     use shared_abi::CounterConfig;
     use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
     use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::events::Generic;
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_SHOW, OP_UNREGISTER};
 
     use super::*;
+    use crate::perf::{EventConfig, LocalEvents};
     use crate::testing::{INSTRUCTIONS, Local, Machine, counter, identity, program};
 
     const ALICE: Observer = Observer::new(identity(1001), 7, false);
@@ -391,6 +393,27 @@ mod tests {
             CounterConfig { mode: MODE_SAMPLING, period: 99, ..counter(1, INSTRUCTIONS) };
         let turn = switch_to(&mut local, ALICE, &of(sampling));
         assert_eq!(turn, [vec![], vec![OP_SHOW, OP_LOAD]]);
+    }
+
+    #[test]
+    fn an_event_of_perfs_goes_on_when_a_thread_of_another_user_is_switched_in_beside_it() {
+        for is_wide in [false, true] {
+            let machine = Machine::new();
+            let mut local = Local::new(&machine, ALICE.identity.uid());
+            local.show_page_for(ALICE, Some(&of_user())).unwrap();
+            let branches = EventConfig::generic(&Machine::caps(), Generic::Branches.perf());
+            let (branches, alice) = (branches.unwrap(), Some(ALICE.number));
+            let event = local.add_event(&branches, alice, Some(&of_user()), is_wide).unwrap();
+            local.with_cpu(|cpu| {
+                cpu.start_event(event, 0, 0, 0);
+                cpu.enable_events(None);
+            });
+            machine.execute(0, 1_000, 100);
+            switch_to(&mut local, BOB, &of_user());
+            machine.execute(0, 500, 40);
+            let counted = local.with_cpu(|cpu| cpu.progress_of_event(event, 0).count);
+            assert_eq!(counted, 140, "counts every thread: {is_wide}");
+        }
     }
 
     #[test]

@@ -320,6 +320,25 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_control_domain_loses_what_its_first_decision_takes_from_it() {
+        let few = driver(false);
+        let without_limits = decision(true);
+        let two_counters = HvDomain { counters_max: 2, ..without_limits };
+        let five_per_ms = HvDomain { overflows_per_ms: 5, ..without_limits };
+        // Only the control domain counts before anything was decided about it.
+        for (wanted, of_control_domain) in [
+            (without_limits, PolicyChange::Nothing),
+            (two_counters, PolicyChange::Revoke),
+            (five_per_ms, PolicyChange::Revoke),
+        ] {
+            for (controls, expected) in [(true, of_control_domain), (false, PolicyChange::Tell)] {
+                let change = Policy::default().set(&few, controls, &wanted);
+                assert_eq!(change, expected, "controls: {controls}, {wanted:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_list_says_what_the_limits_are() {
         let (few, policy) = (driver(false), Policy::default());
         let listed = || {

@@ -8,12 +8,15 @@ use std::collections::BTreeMap;
 
 use hv_driver::guest::Rings;
 use hv_driver::settings::{HostFacts, Options};
-use hv_driver::{Account, Driver, Identity, Pcpu, Pmu, Probe, ThisCpu};
+use hv_driver::{
+    Account, Driver, Guest, Identity, Pcpu, Pmu, Probe, Registration, ThisCpu, Vcpu, Window,
+};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::hypercall::{
     ACCOUNT_UNDIVIDED, ACCOUNTS_LEASE_MS, ACCOUNTS_MAX, HvAccounting, HvAccounts,
 };
 use shared_abi::read::Counters;
-use shared_abi::{CounterWidth, Errno};
+use shared_abi::{Config, CounterConfig, CounterWidth, Errno, VcpuPage};
 use zerocopy::FromZeros;
 
 use common::nehalem;
@@ -45,6 +48,9 @@ struct Hardware {
     /// The first selector and the first counter, and the distance from one to the next.
     banks: (u32, u32, u32),
     writes: Cell<u64>,
+    /// The counters that are enabled in a guest and outside it, if the processor loads that when it
+    /// enters and leaves the guest.
+    at_switch: Cell<Option<(u64, u64)>>,
 }
 
 impl Hardware {
@@ -64,7 +70,9 @@ impl Hardware {
             Kernel => (1 << 17, true),
             User => (1 << 16, true),
         };
-        for n in 0..6 {
+        let loaded = |(inside, outside)| if is_guest { inside } else { outside };
+        let enabled = self.at_switch.get().map_or(!0, loaded);
+        for n in (0..6).filter(|n| enabled >> n & 1 == 1) {
             let selector = self.selector(n);
             let limits = selector >> 40 & 3;
             let limited = match limits {
@@ -100,7 +108,9 @@ impl Pmu for Hardware {
         self.writes.set(self.writes.get() + 1);
         self.registers.borrow_mut().insert(register, value);
     }
-    fn load_at_switch(&self, _: u64, _: u64) {}
+    fn load_at_switch(&self, inside: u64, outside: u64) {
+        self.at_switch.set(Some((inside, outside)));
+    }
 }
 
 impl Probe for Hardware {
@@ -134,7 +144,8 @@ impl Core {
         let banks =
             if *cpu == nehalem() { (0x186, 0xc1, 1) } else { (0xc001_0200, 0xc001_0201, 2) };
         let registers = RefCell::new(BTreeMap::from([(EFER, SVME)]));
-        let hardware = Hardware { registers, tsc: Cell::new(1), banks, writes: Cell::new(0) };
+        let (tsc, writes) = (Cell::new(1), Cell::new(0));
+        let hardware = Hardware { registers, tsc, banks, writes, at_switch: Cell::new(None) };
         let mut core = Self { pcpu: Pcpu::new(), hardware };
         core.on(driver, |here| here.come_up(cpu)).unwrap();
         core
@@ -245,6 +256,29 @@ fn where_the_cpu_does_not_tell_kernels_apart_the_account_says_so() {
     let account = Account::default();
     core.runs(&driver, &account, &[(Kernel, 400), (User, 50)], 11);
     assert_eq!(read(&driver, &account, HARDWARE), (50, 411, ACCOUNT_UNDIVIDED));
+}
+
+#[test]
+fn accounts_go_on_whatever_a_guest_with_rings_of_its_own_counts_itself() {
+    let (driver, mut core) = accounting(&nehalem());
+    let (page, account) = (VcpuPage::default(), Account::default());
+    let guest = Guest { rings: HARDWARE, ..Guest::pv() };
+    let who = Registration { id: 0, domain: 3, guest, allowed: true, window: Window::default() };
+    let evntsel = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
+    let own = CounterConfig { evntsel, ..CounterConfig::default() };
+    let own = Config::new(&driver.caps, &[own]).unwrap();
+    let runs = |core: &mut Core| {
+        core.runs(&driver, &account, &[(Kernel, 400), (User, 50)], 11);
+        let (executed, hypervisor, _) = read(&driver, &account, HARDWARE);
+        [executed, hypervisor, core.hardware.counter(0)]
+    };
+    // This CPU does not tell the guest's kernel from the hypervisor.
+    let mut vcpu = core.on(&driver, |here| Vcpu::register(here, &page, &who, None));
+    assert_eq!(runs(&mut core), [50, 411, 0], "it counts nothing");
+    core.on(&driver, |here| vcpu.load(here, &page, &own));
+    assert_eq!(runs(&mut core), [100, 822, 50], "it counts its user mode");
+    core.on(&driver, |here| vcpu.stop(here, &page));
+    assert_eq!(runs(&mut core), [150, 1_233, 50], "it has stopped");
 }
 
 #[test]

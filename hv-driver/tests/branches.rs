@@ -528,6 +528,24 @@ fn branches_are_given_for_the_overflow_at_which_they_were_read_and_for_no_older_
 }
 
 #[test]
+fn counters_that_overflow_at_once_each_have_the_branches_before_that() {
+    let slots = [0, 1].map(|n| PhysSlot::general(n).unwrap());
+    for [first, second] in [slots, [slots[1], slots[0]]] {
+        let host = &mut Host::new();
+        let mut guest = host.guest(1);
+        let modes = EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+        guest.load_counters(host, &[counter(0, 0xc0 | modes), counter(1, 0xc4 | modes)]);
+        guest.record(host, ALL);
+        host.hardware.loops(PROGRAM, 3);
+        host.hardware.counters[0].set(7);
+        guest.overflows_at(host, 1);
+        assert_eq!(guest.asks_for(first), looped(PROGRAM, 3, 3), "{first:?} is asked for first");
+        assert_eq!(guest.asks_for(second), looped(PROGRAM, 3, 3), "{second:?} is asked for then");
+        assert_eq!([first, second].map(|slot| guest.asks_for(slot)), [[], []], "once");
+    }
+}
+
+#[test]
 fn a_debug_exception_does_not_end_recording_for_good() {
     let host = &mut Host::new();
     let mut guest = host.guest(1);

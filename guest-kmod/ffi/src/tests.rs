@@ -43,7 +43,7 @@ use crate::requests::{
 };
 use crate::restore::{perfctr_core_restore_interrupted, perfctr_core_restore_look};
 use crate::ring::{perfctr_core_ring_begin, perfctr_core_ring_callers};
-use crate::shown::perfctr_core_leave_to;
+use crate::shown::{perfctr_core_become, perfctr_core_leave_to};
 use crate::surplus::perfctr_core_traced;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS, identity, user, user_by_lock};
 use crate::users::perfctr_core_user_find;
@@ -501,6 +501,41 @@ fn a_restored_vcpu_registers_its_page_anew() {
         assert_eq!(guest.vcpu(vcpu).page.get(), guest.vcpu(vcpu).perfs);
     }
     alice.end();
+}
+
+#[test]
+fn a_cpu_that_is_counted_as_a_whole_stops_when_its_guest_is_restored() {
+    let guest = Guest::new();
+    // Whole CPUs are counted in root's pages.
+    let (root, alice) = (guest.thread(0), guest.thread(ALICE));
+    // Has the hypervisor count instructions in a user's page of the CPU.
+    let count = |user: &Thread, instructions| {
+        show(&guest, 1, user);
+        // SAFETY: the user has this page until its last thread ends.
+        let page = unsafe { &*page(user, 1).0 };
+        page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+        page.slots[0].sum.store(instructions, Relaxed);
+    };
+    let read = || {
+        let mut state = CpuState { cpu: 1, ..CpuState::default() };
+        (of_cpus(IOC_CPU_READ, &mut state), state.sums.counter[0])
+    };
+    count(&root, 500);
+    let mut state = CpuState { cpu: 1, control: control(1), ..CpuState::default() };
+    assert_eq!(of_cpus(IOC_CPU_CONTROL, &mut state), 1);
+    assert_eq!(of_cpus(IOC_CPU_START, &mut state), 1);
+    count(&root, 600);
+    assert_eq!(read(), (0, 100));
+    Guest::move_vcpu(1);
+    perfctr_core_restored();
+    assert_eq!(read(), (0, 100), "no page is registered any more");
+    count(&alice, 7_500);
+    assert_eq!(read(), (0, 100), "what a thread counts there now is not the CPU's");
+    assert_eq!(of_cpus(IOC_CPU_STOP, &mut state), 0);
+    assert_eq!(read(), (0, 100), "when all CPUs have stopped");
+    perfctr_core_close_cpus(5);
+    alice.end();
+    root.end();
 }
 
 #[test]
@@ -986,6 +1021,33 @@ fn a_thread_that_comes_finds_no_branches_of_the_one_before() {
     begin_event(&guest, &alice, &attr);
     assert_eq!(records_at_switch(), 1, "what was recorded is discarded");
     alice.end();
+}
+
+#[test]
+fn only_a_thread_that_counts_keeps_its_users_page_while_it_is_another_users() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    // A thread with counters of Alice's, which has become Bob's.
+    let bobs = Subject { identity: identity(BOB), ..Subject::default() };
+    let comes = || {
+        guest.on(1, |on| perfctr_core_leave_to(on, present(&bob), &bobs, Some(alice.0)));
+        guest.registered(1)
+    };
+    // The fake kernel says of every program that it is of no user.
+    let becomes = || {
+        guest.on(1, |on| perfctr_core_become(on, present(&alice)));
+        guest.registered(1)
+    };
+    for changes in [&comes as &dyn Fn() -> _, &becomes] {
+        show(&guest, 1, &alice);
+        let counts = |n| guest.on(1, |on| needs_page_after(&alice, Some(on.object()), &control(n)));
+        assert!(counts(1));
+        assert_eq!(changes(), Some(page(&alice, 1)), "it counts what it executes itself");
+        assert!(!counts(0));
+        assert_eq!(changes(), None, "nobody counts it any more");
+    }
+    alice.end();
+    bob.end();
 }
 
 #[test]

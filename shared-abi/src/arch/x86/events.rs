@@ -184,6 +184,17 @@ mod tests {
             (0x60_70, false),
             (0xc0_70, false),
             (0xc0_88, true),
+            // The first and the last event of each kind, and what is beside them: L2_ADS,
+            // L2_NO_REQ, and the bus.
+            (0xc0_20, true),
+            (0xc0_21, false),
+            (0x4032, true),
+            (0xc032, false),
+            (0xc0_33, true),
+            (0xc0_5f, true),
+            (0xc0_60, false),
+            (0x20_7f, false),
+            (0xc0_80, true),
         ] {
             assert_eq!(is_allowed(&core_2, event), allowed, "{event:#x}");
         }
