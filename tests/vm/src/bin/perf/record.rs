@@ -10,10 +10,12 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use vm_tests::cgroup::Cgroup;
+use vm_tests::disturb;
+use vm_tests::step::Held;
 use vm_tests::threads::run_on;
 
-use crate::Machine;
 use crate::tool::{LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, held, perf, pids, watch_programs};
+use crate::{Machine, SEED};
 
 /// The lengths in bytes of the loop's first instruction, and of the next.
 const LOOP_FIRST: u64 = 5;
@@ -26,6 +28,10 @@ const DATA: &str = "/tmp/perf.data";
 /// longer than the time between two, perf makes the period ever shorter, and the program makes no
 /// progress. A sample takes milliseconds in a guest of KVM whose host is emulated.
 const FREQUENCY: &str = "97";
+
+/// The option with which one event follows a thread to each CPU. Otherwise perf opens an event for
+/// each CPU, and a period of one of them consists of what the thread executes there.
+const PER_THREAD: &str = "--per-thread";
 
 /// The options that say what is sampled, and where the samples go.
 const OPTIONS: [&str; 6] = ["-c", "100003", "-e", "instructions:u", "-o", DATA];
@@ -64,23 +70,40 @@ fn unnumbered(samples: &[String]) -> Vec<String> {
 pub fn exact(machine: &Machine) -> Result<()> {
     let expected = ends("loop")?;
     machine.disturbed(|| {
-        perf(&[&["record"], &OPTIONS[..], &[LOOP]].concat())?;
+        perf(&[&["record", PER_THREAD], &OPTIONS[..], &[LOOP]].concat())?;
         let found = unnumbered(&samples()?);
         ensure!(found == expected, "{found:?} found, {expected:?} expected");
         Ok(())
     })
 }
 
-/// Tests `-p`.
+/// Tests `-p`: with one event of a thread, which moves between CPUs, and with events of a thread on
+/// each CPU, where the thread stays on one of them.
 pub fn attached(machine: &Machine) -> Result<()> {
+    let cpu = *machine.cpus.last().context("there is no CPU")?;
     machine.disturbed(|| {
         let programs = held(&[LOOP])?;
-        let pid = pids(&programs);
-        watch_programs("record", &[&OPTIONS[..], &["-p", &pid]].concat(), programs)?;
-        let (found, expected) = (samples()?, ends(&format!("loop {pid}"))?);
-        ensure!(found == expected, "{found:?} found, {expected:?} expected");
-        Ok(())
+        let thread = [programs[0].pid()];
+        let stop = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| disturb::threads(&thread, &machine.cpus, SEED, stop));
+            let watched = watch(&[PER_THREAD], programs);
+            stop.store(true, Relaxed);
+            watched
+        })?;
+        let programs = held(&[LOOP])?;
+        run_on(programs[0].pid(), &[cpu])?;
+        watch(&[], programs)
     })
+}
+
+/// Records a program with these further options, and compares its samples with the truth.
+fn watch(options: &[&str], programs: Vec<Held>) -> Result<()> {
+    let pid = pids(&programs);
+    watch_programs("record", &[options, &OPTIONS, &["-p", &pid]].concat(), programs)?;
+    let (found, expected) = (samples()?, ends(&format!("loop {pid}"))?);
+    ensure!(found == expected, "{options:?}: {found:?} found, {expected:?} expected");
+    Ok(())
 }
 
 /// Tests `-a`, with all programs and with those of a cgroup.
